@@ -1,0 +1,35 @@
+"""One request through all groups: look up, plan, commit, register, release.
+
+The cache combines managers over pools; it knows no model, no worker and no clock.
+"""
+
+from blockpool.cache.blocks import KVCacheBlocks
+from blockpool.cache.config import KVCacheConfig
+from blockpool.cache.errors import CacheError, ConfigError, RequestError, StalePlan, StepError
+from blockpool.cache.hit import Hit, WhyNotMore
+from blockpool.cache.manager import CacheResetResult, KVCacheManager
+from blockpool.cache.plan import EMPTY_PLAN, AllocationPlan, PoolRoom, Refusal, RefusalReason
+from blockpool.cache.request import Request
+from blockpool.cache.stats import PrefixCacheStats, StatsBook
+
+__all__ = [
+    "EMPTY_PLAN",
+    "AllocationPlan",
+    "CacheError",
+    "CacheResetResult",
+    "ConfigError",
+    "Hit",
+    "KVCacheBlocks",
+    "KVCacheConfig",
+    "KVCacheManager",
+    "PoolRoom",
+    "PrefixCacheStats",
+    "Refusal",
+    "RefusalReason",
+    "Request",
+    "RequestError",
+    "StalePlan",
+    "StatsBook",
+    "StepError",
+    "WhyNotMore",
+]

@@ -1,0 +1,72 @@
+"""The answer to "is there room?": a plan that can be committed as it is, or a refusal that says what is missing."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from blockpool.cache.hit import Hit
+from blockpool.cache.request import Request
+
+
+class RefusalReason(Enum):
+    NO_ROOM = "no_room"  # others hold the blocks
+    WAIT_FOR_FENCE = "wait_for_fence"  # enough is deferred: after `next_fence` there will be room
+    NEVER_FITS = "never_fits"  # more than the empty pool has
+    STALE_HIT = "stale_hit"  # the hit no longer holds: look up again
+    STATE_NOT_READY = "state_not_ready"
+    PIN_CAP = "pin_cap"
+
+
+class PoolRoom(msgspec.Struct, frozen=True):
+    """What one pool would have to give, and has; all in blocks.
+
+    `needed` counts new blocks and hits that stand in the free queue; `withheld` what watermark and reserve keep.
+    """
+
+    needed: int
+    withheld: int
+    free: int
+    deferred: int
+    held: int
+    next_fence: int | None
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why there is no plan. Nothing has changed."""
+
+    request_id: str
+    reason: RefusalReason
+    pools: tuple[PoolRoom, ...]
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        parts = [
+            f"needs {room.needed} blocks"
+            + (f" and {room.withheld} kept back" if room.withheld else "")
+            + f", {room.free} free, {room.deferred} deferred"
+            + (f" (next fence {room.next_fence})" if room.next_fence is not None else "")
+            + f", {room.held} held"
+            for room in self.pools
+        ]
+        return f"request {self.request_id}: {self.reason.value}: " + "; ".join(parts)
+
+
+class AllocationPlan(msgspec.Struct, frozen=True):
+    """What a commit will do, on exactly the pool version it was made on.
+
+    `num_new_blocks` per group; `num_tokens_to_register`: how far full blocks go into the prefix index.
+    """
+
+    request: Request | None
+    pool_version: int
+    hit: Hit | None
+    num_new_blocks: tuple[int, ...]
+    num_tokens_to_register: int
+
+
+#: The plan of every step that needs no block and fills none: shared, so that such a step allocates nothing.
+EMPTY_PLAN = AllocationPlan(None, -1, None, (), 0)

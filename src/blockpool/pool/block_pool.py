@@ -1,0 +1,881 @@
+"""The pool: lends integer-numbered blocks and takes them back, keeping what they hold findable meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import index
+from typing import Any, Final, SupportsIndex, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i32, i64
+
+from blockpool.pool.audit import Fault, audit_dump
+from blockpool.pool.block import BlockSequence, KVCacheBlock
+from blockpool.pool.errors import (
+    AlreadyHashedError,
+    BoundaryError,
+    CachingDisabledError,
+    DigestError,
+    FenceError,
+    ForeignBlockError,
+    GroupError,
+    MaskError,
+    NoFreeBlocksError,
+    NullBlockError,
+    PoolBusyError,
+    ReleaseError,
+    UnknownBlockError,
+)
+from blockpool.pool.event_log import FIRST_LAST, OFF, EventLog
+from blockpool.pool.events import KVCacheEvent, StorePayload
+from blockpool.pool.fences import Fences
+from blockpool.pool.index import BlockHashToBlockMap
+from blockpool.pool.layout import (
+    FIELDS,
+    FLAGS,
+    HASHED,
+    MARK,
+    MAX_GROUP,
+    MORE,
+    PENDING,
+    REF,
+    REUSED,
+    TOKENS,
+    TURN,
+    VEC32,
+    WATCHED,
+    Records,
+)
+from blockpool.pool.queue import FreeKVCacheBlockQueue
+from blockpool.pool.reports import Counters, PoolMetrics, ResetResult, Usage
+from blockpool.pool.reuse import ReuseHandle, ReuseWatchers
+
+LARGE: Final = 1 << 60
+
+
+@final
+class BlockPool:
+    """`num_gpu_blocks` blocks, the null block (0) among them. One thread at a time.
+
+    Wherever a block is asked for, an id or a `KVCacheBlock` handle will do; answers are ids. A call that raises
+    one of `blockpool.pool.errors` has changed nothing.
+
+    `hash_block_size`: tokens per digest. `digest_size`: bytes per digest, a multiple of 8. `events`: "off",
+    "first_last" (a key is announced with its first block and removed with its last) or "per_copy". `medium`
+    names the tier in events. `metrics`: hooks that are called after each operation.
+    """
+
+    def __init__(
+        self,
+        num_gpu_blocks: int,
+        *,
+        enable_caching: bool = True,
+        hash_block_size: int = 16,
+        digest_size: int = 32,
+        events: str = "off",
+        medium: str = "GPU",
+        metrics: PoolMetrics | None = None,
+    ) -> None:
+        if hash_block_size < 1:
+            raise BoundaryError(f"hash_block_size must be at least 1, not {hash_block_size}")
+        self.num_gpu_blocks = num_gpu_blocks
+        self.size: i64 = num_gpu_blocks
+        self.enable_caching = enable_caching
+        self.hash_block_size = hash_block_size
+        self.digest_size = digest_size
+        self.medium = medium
+        self.metrics = metrics
+        self.log = EventLog(events, medium)
+        if num_gpu_blocks < 1:
+            raise ValueError(f"num_gpu_blocks must be at least 1 (the null block), not {num_gpu_blocks}")
+        self.records = Records(num_gpu_blocks)
+        self.queue = FreeKVCacheBlockQueue(num_gpu_blocks, self.records)
+        self.index = BlockHashToBlockMap(num_gpu_blocks, digest_size, self.records)
+        self.fences = Fences(self.records)
+        self.watchers = ReuseWatchers(self.records)
+        self.busy = False
+        self.changes: i64 = 0
+        self.num_allocated: i64 = 0
+        self.num_evicted: i64 = 0
+        self.num_evicted_unused: i64 = 0
+        self.sink: i64 = 0
+
+    # -- handles and answers -------------------------------------------------------------------------
+
+    @property
+    def blocks(self) -> BlockSequence:
+        """A handle per block, made on demand."""
+        return BlockSequence(self)
+
+    @property
+    def null_block(self) -> KVCacheBlock:
+        """Block 0: the placeholder for "no data here". Never allocated, freed, counted or hashed."""
+        return KVCacheBlock(self, 0)
+
+    @property
+    def free_block_queue(self) -> FreeKVCacheBlockQueue:
+        return self.queue
+
+    @property
+    def cached_block_hash_to_block(self) -> BlockHashToBlockMap:
+        """The prefix index."""
+        return self.index
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of the pool."""
+        return self.changes
+
+    @property
+    def fence(self) -> int:
+        """The highest fence reached, -1 before the first."""
+        return self.fences.reached
+
+    @property
+    def next_fence(self) -> int | None:
+        """The lowest fence that would release anything, None without deferred references."""
+        return self.fences.next_fence()
+
+    @property
+    def counters(self) -> Counters:
+        return Counters(self.num_allocated, self.num_evicted, self.num_evicted_unused)
+
+    def get_num_free_blocks(self) -> int:
+        """Blocks that can be handed out now, eviction candidates included. O(1)."""
+        return self.queue.count
+
+    def get_usage(self) -> float:
+        """The part of the allocatable blocks that is in use (deferred ones included), from 0.0 to 1.0.
+
+        0.0 for a pool that has only the null block.
+        """
+        if self.num_gpu_blocks == 1:
+            return 0.0
+        return 1.0 - self.queue.num_free_blocks / (self.num_gpu_blocks - 1)
+
+    def get_usage_parts(self) -> Usage:
+        """The parts of the pool. Walks the records once, about 1 ns a block."""
+        meta = self.records.meta
+        base = self.records.base
+        cached: i64 = 0
+        b: i64 = 1
+        while b < self.size:
+            o = base + b * FIELDS
+            if meta[o + REF] == 0 and i64(meta[o + FLAGS]) & HASHED:
+                cached += 1
+            b += 1
+        free = self.queue.num_free_blocks
+        deferred = self.fences.num_deferred()
+        return Usage(free, cached, deferred, self.num_gpu_blocks - 1 - free - deferred)
+
+    def is_block_writable(self, block: SupportsIndex) -> bool:
+        """Whether one holder has the block for itself: not null, ref_cnt 1, no hash."""
+        b = self.own_id(block)
+        return b != 0 and self.records.get(b, REF) == 1 and self.records.get(b, FLAGS) & HASHED == 0
+
+    def get_block_hashes(self, block: SupportsIndex) -> list[tuple[bytes, int]]:
+        """All keys of a block with the prefix length in tokens that each covers, the primary one first."""
+        out: list[tuple[bytes, int]] = []
+        for entry in self.index.entries_of(self.own_id(block)):
+            out.append((self.index.key_of(entry), int(self.records.get(entry, TOKENS))))
+        return out
+
+    # -- lending and taking back -----------------------------------------------------------------------
+
+    def get_new_blocks(self, n: int) -> list[int]:
+        """Hand out the n first blocks of the free queue, each with ref_cnt 1 and without a hash.
+
+        Reuse callbacks fire first; what one raises is raised after the blocks were handed out, with their ids
+        in its notes. Raises NoFreeBlocksError when n is negative or more than are free: nothing is evicted then.
+        """
+        out = as_list(self.take(n))
+        if self.watchers.errors:
+            for error in self.watchers.errors:
+                error.add_note(f"raised by a reuse callback; get_new_blocks handed out {out} all the same")
+            self.watchers.raise_errors()
+        return out
+
+    def touch(self, blocks: Iterable[SupportsIndex]) -> None:
+        """One more reference on each; a free block leaves the queue. The null block is skipped."""
+        self.touch_vec(self.own_ids(blocks))
+
+    def free_blocks(self, ordered_blocks: Iterable[SupportsIndex], after: int | None = None) -> None:
+        """One reference less on each; blocks that reach 0 are queued in the given order.
+
+        Without a hash (or with caching off) they go to the front, as a group; with one to the back. So give a
+        request's blocks deepest first. The null block is skipped. Handles of another pool go to their pool.
+        With `after=fence` the references stay until `advance(fence)`.
+
+        Raises ReleaseError when a block is given back more often than it is held, in any pool: no pool changes.
+        """
+        blocks = ordered_blocks if isinstance(ordered_blocks, list) else list(ordered_blocks)
+        try:
+            ids = self.own_ids(blocks)
+        except ForeignBlockError:
+            self.free_in_pools(blocks, after)
+            return
+        self.free_vec(ids, after)
+
+    def free_vec(self, blocks: vec[i32], after: int | None) -> None:
+        self.must_not_be_busy()
+        if after is None:
+            self.enqueue(self.lower(blocks))
+        else:
+            self.defer(blocks, self.checked_fence(after))
+        self.changes += 1
+
+    def advance(self, fence: int) -> None:
+        """Reach a fence: every reference that waited for it or for a lower one is released, call by call.
+
+        Reaching it again, or a lower one, does nothing.
+        """
+        self.must_not_be_busy()
+        if self.checked_fence(fence) <= self.fences.reached:
+            return
+        for release in self.fences.reach(fence):
+            self.enqueue(self.lower(release.blocks))
+        self.changes += 1
+
+    def unpin_blocks(self, blocks: Iterable[SupportsIndex], on_reuse: Callable[[int], object]) -> ReuseHandle:
+        """Give blocks back that are still being read: they join the very back of the queue and count as free.
+
+        `on_reuse(block_id)` is called exactly once per block: when it is handed out, before its hashes go, or
+        when the prefix cache is reset. It may call nothing of the pool but the returned handle's `done()`, which
+        disarms what has not fired. Raises NullBlockError, or ReleaseError for a block that is not held.
+        """
+        ids = self.own_ids(blocks)
+        for b in ids:
+            if b == 0:
+                raise NullBlockError("the null block cannot be unpinned")
+        self.must_not_be_busy()
+        gone = self.lower(ids)
+        handle = ReuseHandle(self.watchers, on_reuse)
+        for b in ids:
+            self.watchers.arm(int(b), handle)
+        self.queue.append_vec(gone)
+        self.changes += 1
+        return handle
+
+    # -- finding -------------------------------------------------------------------------------------
+
+    def get_cached_block(self, block_hash: bytes, group_ids: Iterable[int]) -> list[int] | None:
+        """The block with that digest in every group, or None if any group lacks it."""
+        if len(block_hash) != self.digest_size:
+            raise DigestError(f"a digest of this pool has {self.digest_size} bytes, not {len(block_hash)}")
+        out: list[int] = []
+        for group in group_ids:
+            entry = self.index.find(block_hash, 0, self.checked_group(group))
+            if entry == 0:
+                return None
+            out.append(self.index.block_of(entry))
+        return out
+
+    def lookup_run(self, digests: bytes, first: int, last: int, stride: int, group_id: int) -> list[int]:
+        """The blocks of consecutive hits, digest by digest as `range(first, last, ±stride)` names them.
+
+        `digests` is a chain's buffer, digest after digest; leftwards when last < first (to reach digest 0, last
+        is -1). Stops at the first miss. Raises DigestError when the range leaves the buffer.
+        """
+        return as_list(self.lookup_vec(digests, first, last, stride, group_id))
+
+    # -- registering ---------------------------------------------------------------------------------
+
+    def cache_full_blocks(
+        self,
+        block_ids: Sequence[SupportsIndex],
+        digests: bytes,
+        first: int,
+        last: int,
+        block_size: int,
+        group_id: int,
+        block_mask: Sequence[bool] | None = None,
+        payload: StorePayload | None = None,
+    ) -> None:
+        """Register blocks first .. last-1 of a table; the i-th covers (i+1)*block_size tokens.
+
+        `digests` is the chain's buffer from digest 0 on, one per hash block. Null blocks and those that the
+        mask (one bool per block of the range) leaves out are skipped. A block that has a hash is refused
+        with AlreadyHashedError unless that is a boundary inside this block, which then grows into the full one.
+        """
+        if first < 0 or last < first or last > len(block_ids):
+            raise BoundaryError(f"blocks {first} to {last} of a table of {len(block_ids)}")
+        ids = self.own_ids(block_ids[first:last])
+        if block_mask is not None:
+            if len(block_mask) != last - first:
+                raise MaskError(f"a mask of {len(block_mask)} for {last - first} blocks")
+            kept = vec[i32](capacity=len(ids))
+            at: i64 = 0
+            for b in ids:
+                kept = append(kept, b if block_mask[at] else i32(0))
+                at += 1
+            ids = kept
+        self.register(ids, digests, 0, first, block_size, group_id, payload)
+
+    def cache_partial_block(
+        self,
+        block: SupportsIndex,
+        digest: bytes,
+        num_tokens: int,
+        group_id: int,
+        block_size: int,
+        replace_existing_hashes: bool = False,
+        payload: StorePayload | None = None,
+    ) -> None:
+        """Register the boundary at `num_tokens` (a multiple of hash_block_size) inside a block.
+
+        There already: nothing happens. Longer than the primary hash: replaces all there is. Shorter: becomes
+        an additional hash. `replace_existing_hashes`: the block's only hash from now on. The null block is skipped.
+        Raises BoundaryError when num_tokens is not a positive multiple of hash_block_size.
+        """
+        b = self.own_id(block)
+        group = self.checked_group(group_id)
+        unit = self.hash_block_size
+        if num_tokens < unit or num_tokens % unit != 0:
+            raise BoundaryError(f"a boundary at {num_tokens} tokens is not a positive multiple of {unit}")
+        if block_size < 1 or block_size % unit != 0:
+            raise BoundaryError(f"block_size {block_size} is not a multiple of the hash block size {unit}")
+        if len(digest) != self.digest_size:
+            raise DigestError(f"a digest of this pool has {self.digest_size} bytes, not {len(digest)}")
+        self.must_be_caching()
+        if b == 0:
+            return
+        there = self.index.entry_of(b, digest, 0, group)
+        if there != 0 and not (replace_existing_hashes and len(self.index.entries_of(b)) > 1):
+            return
+        if replace_existing_hashes or self.records.get(b, TOKENS) < num_tokens:
+            self.forget(b)
+        first = self.index.put(b, digest, 0, group, num_tokens)
+        if self.log.mode != OFF and (first or self.log.mode != FIRST_LAST):
+            parent = None if payload is None else payload.parent
+            self.log.stored(payload, [digest], parent, num_tokens - unit, unit, group)
+        self.log.flush()
+        self.changes += 1
+
+    def move_block_hashes(self, src: SupportsIndex, dst: SupportsIndex) -> None:
+        """Every key of src now names dst, as the newest of its copies; src has none. No event.
+
+        Raises AlreadyHashedError when dst has a hash, NullBlockError when either is the null block.
+        """
+        s = self.own_id(src)
+        d = self.own_id(dst)
+        if s == 0 or d == 0:
+            raise NullBlockError("the null block has no hashes to move or take")
+        if self.records.get(d, FLAGS) & HASHED:
+            raise AlreadyHashedError(f"block {d} has a hash already, block {s}'s cannot move there")
+        self.must_not_be_busy()
+        moved: list[tuple[bytes, int]] = self.get_block_hashes(s)
+        for entry in reversed(self.index.entries_of(s)):
+            self.index.take_off(s, entry)
+        for key, num_tokens in moved:
+            self.index.put(d, key, 0, int.from_bytes(key[-4:], "big"), num_tokens)
+        self.changes += 1
+
+    def evict_blocks(self, block_ids: Iterable[SupportsIndex]) -> None:
+        """Drop the hashes of blocks, whatever their ref_cnt. Frees nothing, moves nothing in the queue."""
+        ids = self.own_ids(block_ids)
+        self.must_not_be_busy()
+        evicted: list[int] = []
+        for b in ids:
+            if b != 0 and self.records.get(i64(b), FLAGS) & HASHED:
+                self.forget(i64(b))
+                evicted.append(int(b))
+        self.log.flush()
+        self.changes += 1
+        if self.metrics is not None:
+            for block in evicted:
+                self.metrics.on_evicted(block, True)
+
+    def reset_prefix_cache(self) -> ResetResult:
+        """Forget every hash, if no block is in use; the queue keeps its order, pending callbacks fire.
+
+        The result is true on success; else it says how many blocks are in use and how many of those are
+        deferred, and nothing has changed.
+        """
+        self.must_not_be_busy()
+        used = self.num_gpu_blocks - 1 - self.queue.num_free_blocks
+        if used:
+            return ResetResult(used, self.fences.num_deferred())
+        self.busy = True
+        self.watchers.fire_all()
+        self.busy = False
+        self.index.clear()
+        if self.log.mode != OFF:
+            self.log.cleared()
+        self.changes += 1
+        self.watchers.raise_errors()
+        return ResetResult()
+
+    # -- events and inspection -----------------------------------------------------------------------
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """The events since the last call, in order."""
+        return self.log.take()
+
+    def dump(self) -> dict[str, Any]:
+        """The whole state as JSON-able values, for `audit_dump` and `blockpool audit`."""
+        meta = self.records.meta
+        base = self.records.base
+        rows: list[dict[str, Any]] = []
+        for block in range(self.num_gpu_blocks):
+            o = base + i64(block) * FIELDS
+            rows.append(
+                {
+                    "id": block,
+                    "ref_cnt": int(meta[o + REF]),
+                    "incarnation": int(meta[o + TURN]),
+                    "hashes": [
+                        {"key": key.hex(), "num_tokens": num_tokens}
+                        for key, num_tokens in self.get_block_hashes(block)
+                    ],
+                }
+            )
+        return {
+            "format": "blockpool.dump/1",
+            "num_gpu_blocks": self.num_gpu_blocks,
+            "enable_caching": self.enable_caching,
+            "hash_block_size": self.hash_block_size,
+            "digest_size": self.digest_size,
+            "medium": self.medium,
+            "version": self.version,
+            "fence": self.fences.reached,
+            "num_free_blocks": self.queue.num_free_blocks,
+            "queue": self.queue.get_all_free_blocks(),
+            "queue_backwards": self.queue.by_place(),
+            "blocks": rows,
+            "index": self.index.listing(),
+            "pending": [{"fence": release.fence, "blocks": list(release.blocks)} for release in self.fences.releases],
+            "watchers": self.watchers.listing(),
+        }
+
+    def audit(self) -> list[Fault]:
+        """Every broken invariant, by name; empty for a sound pool."""
+        return audit_dump(self.dump())
+
+    # -- the managers' way in: arrays in, arrays out -------------------------------------------------
+
+    def take(self, n: i64) -> vec[i32]:
+        """`get_new_blocks` for compiled callers, who call `watchers.raise_errors()` when they are done."""
+        self.must_not_be_busy()
+        if n < 0 or n > self.queue.count:
+            raise NoFreeBlocksError(f"cannot hand out {n} blocks: {self.queue.count} are free")
+        out = self.queue.popleft_vec(n)
+        meta = self.records.meta
+        base = self.records.base
+        seen: i64 = 0
+        for b in out:
+            seen |= i64(meta[base + i64(b) * FIELDS + FLAGS])
+        if seen & WATCHED:
+            self.busy = True
+            for b in out:
+                if i64(meta[base + i64(b) * FIELDS + FLAGS]) & WATCHED:
+                    self.watchers.fire(int(b))
+            self.busy = False
+        had_hash: list[bool] | None = None
+        if self.metrics is not None:
+            had_hash = [int(meta[base + i64(b) * FIELDS + FLAGS]) & 1 != 0 for b in out]
+        if seen & HASHED:
+            self.forget_all(out)
+        for b in out:
+            o = base + i64(b) * FIELDS
+            meta[o + REF] = 1
+            meta[o + TURN] = i32((i64(meta[o + TURN]) + 1) & 0x7FFFFFFF)
+        self.num_allocated += n
+        self.changes += 1
+        if had_hash is not None:
+            self.report_handed_out(out, had_hash)
+        return out
+
+    def touch_vec(self, blocks: vec[i32]) -> None:
+        self.must_not_be_busy()
+        self.records.warm(blocks)
+        meta = self.records.meta
+        base = self.records.base
+        leaving = vec[i32](capacity=len(blocks))
+        for b in blocks:
+            if b != 0:
+                o = base + i64(b) * FIELDS
+                ref = meta[o + REF]
+                if ref == 0:
+                    leaving = append(leaving, b)
+                meta[o + REF] = ref + 1
+                flags = i64(meta[o + FLAGS])
+                if flags & HASHED:
+                    meta[o + FLAGS] = i32(flags | REUSED)
+        self.queue.remove_vec(leaving)
+        self.changes += 1
+        if self.metrics is not None:
+            for b in blocks:
+                if b != 0:
+                    self.metrics.on_accessed(int(b))
+
+    def lookup_vec(self, digests: bytes, first: i64, last: i64, stride: i64, group_id: int) -> vec[i32]:
+        group = self.checked_group(group_id)
+        width = i64(self.digest_size)
+        count = i64(len(digests)) // width
+        if stride < 1:
+            raise DigestError(f"stride must be at least 1, not {stride}")
+        step = stride
+        if last < first:
+            step = -stride
+            if first >= count or last < -1:
+                raise DigestError(f"digests {first} down to {last} of a buffer of {count}")
+        elif first < 0 or last > count:
+            raise DigestError(f"digests {first} to {last} of a buffer of {count}")
+        steps = (last - first + step - (1 if step > 0 else -1)) // step
+        return self.index.find_run(digests, first * width, steps, step * width, group)
+
+    def register(
+        self,
+        ids: vec[i32],
+        digests: bytes,
+        first_digest: i64,
+        first: i64,
+        block_size: int,
+        group_id: int,
+        payload: StorePayload | None,
+    ) -> None:
+        """Register the blocks `ids`, which stand at first, first+1, … of a table; 0 is skipped.
+
+        `digests` may be a piece of the chain: its first digest is the chain's digest `first_digest`.
+        """
+        group = self.checked_group(group_id)
+        self.must_be_caching()
+        unit = self.hash_block_size
+        if block_size < 1 or block_size % unit != 0:
+            raise BoundaryError(f"block_size {block_size} is not a multiple of the hash block size {unit}")
+        width = i64(self.digest_size)
+        factor: i64 = block_size // unit
+        length: i64 = len(ids)
+        if len(digests) % width != 0:
+            raise DigestError(f"a buffer of {len(digests)} bytes is not made of digests of {width} bytes")
+        needed = ((first + length) * factor - first_digest) * width
+        if length > 0 and (needed > len(digests) or (first + 1) * factor - 1 < first_digest):
+            raise DigestError(
+                f"blocks {first} to {first + length} need digests {(first + 1) * factor - 1} to"
+                f" {(first + length) * factor - 1}, the buffer has {first_digest} to"
+                f" {first_digest + len(digests) // width - 1}"
+            )
+        offset = ((first + 1) * factor - 1 - first_digest) * width
+        self.records.warm(ids)
+        self.check_unhashed(ids, first, block_size)
+        hs = self.index.mixes(digests, offset, length, factor * width, group)
+        self.index.warm(hs)
+        if self.log.mode != OFF:
+            self.register_and_announce(ids, hs, digests, first_digest, first, block_size, group, payload)
+        else:
+            prefix_index = self.index
+            meta = self.records.meta
+            base = self.records.base
+            covered = (first + 1) * block_size
+            at: i64 = 0
+            for b in ids:
+                if b != 0:
+                    if i64(meta[base + i64(b) * FIELDS + FLAGS]) & HASHED:
+                        self.forget(i64(b))
+                    prefix_index.add(i64(b), digests, offset, group, covered, hs[at])
+                at += 1
+                offset += factor * width
+                covered += block_size
+        self.changes += 1
+
+    # -- one step of an operation ----------------------------------------------------------------------
+
+    def lower(self, blocks: vec[i32]) -> vec[i32]:
+        """One reference less on each; those that reached 0, in the order in which they did. All or nothing."""
+        meta = self.records.meta
+        base = self.records.base
+        self.records.warm(blocks)
+        gone = vec[i32](capacity=len(blocks))
+        done: i64 = 0
+        for b in blocks:
+            if b != 0:
+                o = base + i64(b) * FIELDS
+                ref = meta[o + REF]
+                if ref <= 0 or (i64(meta[o + FLAGS]) & PENDING and ref <= self.fences.count(int(b))):
+                    self.raise_back(blocks, done)
+                    raise ReleaseError(self.why_not_released(int(b)))
+                ref -= 1
+                meta[o + REF] = ref
+                if ref == 0:
+                    gone = append(gone, b)
+            done += 1
+        return gone
+
+    def raise_back(self, blocks: vec[i32], count: i64) -> None:
+        meta = self.records.meta
+        base = self.records.base
+        k: i64 = 0
+        while k < count:
+            b = i64(blocks[k])
+            if b != 0:
+                meta[base + b * FIELDS + REF] += 1
+            k += 1
+
+    def why_not_released(self, block: int) -> str:
+        ref = int(self.records.get(block, REF))
+        pending = self.fences.count(block)
+        waits = f", {pending} of them waiting for a fence" if pending else ""
+        return f"block {block} is given back more often than it is held ({ref} references{waits})"
+
+    def enqueue(self, gone: vec[i32]) -> None:
+        """Blocks whose last reference went: without a hash to the front, with one to the back."""
+        meta = self.records.meta
+        base = self.records.base
+        hashed: i64 = 0
+        for b in gone:
+            hashed += i64(meta[base + i64(b) * FIELDS + FLAGS]) & HASHED
+        if hashed == 0:
+            self.queue.prepend_vec(gone)
+        elif hashed == len(gone):
+            self.queue.append_vec(gone)
+        else:
+            front = vec[i32](capacity=len(gone) - hashed)
+            back = vec[i32](capacity=hashed)
+            for b in gone:
+                if i64(meta[base + i64(b) * FIELDS + FLAGS]) & HASHED:
+                    back = append(back, b)
+                else:
+                    front = append(front, b)
+            self.queue.prepend_vec(front)
+            self.queue.append_vec(back)
+
+    def defer(self, blocks: vec[i32], fence: int) -> None:
+        """Keep the references until the fence; at once when it was reached already. All or nothing."""
+        if fence <= self.fences.reached:
+            self.enqueue(self.lower(blocks))
+            return
+        self.check_deferrable(blocks)
+        held = vec[i32]()
+        for b in blocks:
+            if b != 0:
+                held = append(held, b)
+        self.fences.defer(fence, held)
+
+    def check_deferrable(self, blocks: vec[i32]) -> None:
+        wanted: dict[int, int] = {}
+        for b in blocks:
+            if b != 0:
+                block: int = int(b)
+                more = wanted.get(block, self.fences.count(block)) + 1
+                if more > int(self.records.get(i64(b), REF)):
+                    raise ReleaseError(self.why_not_released(block))
+                wanted[block] = more
+
+    def free_in_pools(self, blocks: list[SupportsIndex], after: int | None) -> None:
+        """Handles of several pools: every pool is checked before any changes."""
+        by_pool: dict[BlockPool, list[SupportsIndex]] = {}
+        for block in blocks:
+            owner = block.pool if isinstance(block, KVCacheBlock) else self
+            by_pool.setdefault(owner, []).append(block)
+        parts: list[tuple[BlockPool, vec[i32]]] = [(pool, pool.own_ids(part)) for pool, part in by_pool.items()]
+        for pool, ids in parts:
+            pool.must_not_be_busy()
+            if after is None:
+                pool.check_releasable(ids)
+            else:
+                pool.checked_fence(after)
+                pool.check_deferrable(ids)
+        for pool, ids in parts:
+            pool.free_vec(ids, after)
+
+    def check_releasable(self, blocks: vec[i32]) -> None:
+        """Raise what `lower` would, and change nothing."""
+        self.raise_back(blocks, i64(len(blocks)) if len(self.lower(blocks)) >= 0 else 0)
+
+    def forget(self, b: i64) -> None:
+        """Drop every hash of a block, the primary one first, with events."""
+        prefix_index = self.index
+        for one in prefix_index.entries_of(b):
+            entry: i64 = one
+            if self.log.mode == OFF:
+                prefix_index.drop(entry, prefix_index.mix_of(entry))
+            else:
+                digest = prefix_index.digest_of(entry)
+                group = prefix_index.group_at(entry)
+                last = prefix_index.drop(entry, prefix_index.mix_of(entry))
+                if last or self.log.mode != FIRST_LAST:
+                    self.log.removed(digest, group)
+            if entry != b:
+                prefix_index.forget_additional(b, entry)
+
+    def forget_all(self, blocks: vec[i32]) -> None:
+        """Drop the hashes of blocks that are being handed out, and count them."""
+        prefix_index = self.index
+        meta = self.records.meta
+        base = self.records.base
+        hs = vec[i64](capacity=len(blocks))
+        for b in blocks:
+            hs = append(hs, prefix_index.mix_of(i64(b)))
+        prefix_index.warm(hs)
+        quiet = self.log.mode == OFF
+        at: i64 = 0
+        for b in blocks:
+            flags = i64(meta[base + i64(b) * FIELDS + FLAGS])
+            if flags & HASHED:
+                self.num_evicted += 1
+                if flags & REUSED == 0:
+                    self.num_evicted_unused += 1
+                if quiet and flags & MORE == 0:
+                    prefix_index.drop(i64(b), hs[at])
+                else:
+                    self.forget(i64(b))
+            at += 1
+        self.log.flush()
+
+    def check_unhashed(self, ids: vec[i32], first: i64, block_size: i64) -> None:
+        """Refuse blocks that have a hash, unless it is a boundary inside that very block, and repeated ones."""
+        meta = self.records.meta
+        base = self.records.base
+        start = first * block_size
+        bad: i64 = 0
+        for b in ids:
+            if b != 0:
+                o = base + i64(b) * FIELDS
+                flags = i64(meta[o + FLAGS])
+                if flags & MARK:
+                    bad = i64(b)
+                    break
+                if flags & HASHED:
+                    covered = i64(meta[o + TOKENS])
+                    if covered <= start or covered >= start + block_size:
+                        bad = i64(b)
+                        break
+                meta[o + FLAGS] = i32(flags | MARK)
+            start += block_size
+        for b in ids:
+            o = base + i64(b) * FIELDS + FLAGS
+            meta[o] = i32(i64(meta[o]) & ~MARK)
+        if bad != 0:
+            covered = i64(meta[base + bad * FIELDS + TOKENS])
+            why = f"has the hash of {covered} tokens already" if covered else "is named twice"
+            raise AlreadyHashedError(f"block {bad} {why}: it cannot be registered for {start + block_size} tokens")
+
+    def register_and_announce(
+        self,
+        ids: vec[i32],
+        hs: vec[i64],
+        digests: bytes,
+        first_digest: i64,
+        first: i64,
+        block_size: int,
+        group: i64,
+        payload: StorePayload | None,
+    ) -> None:
+        """Register, with one BlockStored per run of neighbours whose key was not announced before."""
+        meta = self.records.meta
+        base = self.records.base
+        width = i64(self.digest_size)
+        factor: i64 = block_size // self.hash_block_size
+        for b in ids:
+            if b != 0 and i64(meta[base + i64(b) * FIELDS + FLAGS]) & HASHED:
+                self.forget(i64(b))
+        self.log.flush()
+        run: list[bytes] = []
+        at: i64 = 0
+        for b in ids:
+            place = first + at
+            offset = ((place + 1) * factor - 1 - first_digest) * width
+            announce = False
+            if b != 0:
+                new = self.index.add(i64(b), digests, offset, group, (place + 1) * block_size, hs[at])
+                announce = new or self.log.mode != FIRST_LAST
+            if announce:
+                run.append(digests[offset : offset + width])
+            elif run:
+                self.announce_run(run, digests, first_digest, place, block_size, group, payload)
+                run = []
+            at += 1
+        if run:
+            self.announce_run(run, digests, first_digest, first + at, block_size, group, payload)
+
+    def announce_run(
+        self,
+        run: list[bytes],
+        digests: bytes,
+        first_digest: i64,
+        end: i64,
+        block_size: int,
+        group: i64,
+        payload: StorePayload | None,
+    ) -> None:
+        """One BlockStored for the blocks whose digests are `run`, the last of them block end-1 of the table."""
+        width = i64(self.digest_size)
+        start = end - len(run)
+        before = (start * (block_size // self.hash_block_size) - 1 - first_digest) * width
+        parent = None if start == 0 else digests[before : before + width]
+        self.log.stored(payload, run, parent, start * block_size, block_size, group)
+
+    def report_handed_out(self, blocks: vec[i32], had_hash: list[bool]) -> None:
+        metrics = self.metrics
+        if metrics is None:
+            return
+        at = 0
+        for b in blocks:
+            block: int = int(b)
+            if self.enable_caching:
+                metrics.on_evicted(block, had_hash[at])
+            metrics.on_allocated(block)
+            at += 1
+
+    # -- the door: what callers give, checked --------------------------------------------------------
+
+    def own_id(self, block: SupportsIndex) -> i64:
+        if isinstance(block, KVCacheBlock):
+            if block.pool is not self:
+                raise ForeignBlockError(f"block {block.block_id} belongs to another pool")
+            return block._id
+        try:
+            number = index(block)
+        except TypeError:
+            raise UnknownBlockError(f"{block!r} is neither a block id nor a block") from None
+        if number < 0 or number >= self.num_gpu_blocks:
+            raise UnknownBlockError(f"block {number} is unknown: ids run from 0 to {self.num_gpu_blocks - 1}")
+        return number
+
+    def own_ids(self, blocks: Iterable[SupportsIndex]) -> vec[i32]:
+        if type(blocks) is VEC32:
+            for b in blocks:
+                if b < 0 or i64(b) >= self.size:
+                    self.own_id(int(b))
+            return blocks
+        if isinstance(blocks, list):
+            return self.own_ids_of_list(blocks)
+        out = vec[i32]()
+        for block in blocks:
+            out = append(out, i32(self.own_id(block)))
+        return out
+
+    def own_ids_of_list(self, blocks: list[SupportsIndex]) -> vec[i32]:
+        out = vec[i32](capacity=len(blocks))
+        size = self.size
+        for block in blocks:
+            if isinstance(block, int) and -LARGE < block < LARGE:
+                b: i64 = block
+                if b >= 0 and b < size:
+                    out = append(out, i32(b))
+                    continue
+            out = append(out, i32(self.own_id(block)))
+        return out
+
+    def checked_group(self, group_id: int) -> i64:
+        if group_id < 0 or group_id > MAX_GROUP:
+            raise GroupError(f"group id {group_id} is not from 0 to {MAX_GROUP}")
+        return group_id
+
+    def checked_fence(self, fence: int) -> int:
+        if fence < 0:
+            raise FenceError(f"a fence is an int of 0 or more, not {fence}")
+        return fence
+
+    def must_be_caching(self) -> None:
+        self.must_not_be_busy()
+        if not self.enable_caching:
+            raise CachingDisabledError("this pool was made with enable_caching=False: it keeps no hashes")
+
+    def must_not_be_busy(self) -> None:
+        if self.busy:
+            raise PoolBusyError("a reuse callback may call nothing of its pool but done()")
+
+
+def as_list(ids: vec[i32]) -> list[int]:
+    return [int(b) for b in ids]

@@ -1,0 +1,74 @@
+"""Deferred release: references that end when a fence is reached, in the order of the calls that gave them."""
+
+from __future__ import annotations
+
+from typing import final
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from blockpool.pool.layout import FLAGS, PENDING, REF, Records
+
+
+@final
+class Release:
+    """The blocks of one `free_blocks(..., after=fence)`."""
+
+    def __init__(self, fence: int, blocks: vec[i32]) -> None:
+        self.fence = fence
+        self.blocks = blocks
+
+
+@final
+class Fences:
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self.reached = -1
+        self.releases: list[Release] = []
+        self.counts: dict[int, int] = {}  # block -> pending references
+
+    def count(self, block: int) -> int:
+        return self.counts.get(block, 0)
+
+    def defer(self, fence: int, blocks: vec[i32]) -> None:
+        records = self.records
+        counts = self.counts
+        for b in blocks:
+            block: int = int(b)
+            counts[block] = counts.get(block, 0) + 1
+            records.set(i64(b), FLAGS, records.get(i64(b), FLAGS) | PENDING)
+        self.releases.append(Release(fence, blocks))
+
+    def reach(self, fence: int) -> list[Release]:
+        """The releases that are due, no longer pending, in the order of their calls."""
+        self.reached = fence
+        records = self.records
+        due = [release for release in self.releases if release.fence <= fence]
+        if due:
+            self.releases = [release for release in self.releases if release.fence > fence]
+        for release in due:
+            for b in release.blocks:
+                block: int = int(b)
+                left = self.counts[block] - 1
+                if left:
+                    self.counts[block] = left
+                else:
+                    del self.counts[block]
+                    records.set(i64(b), FLAGS, records.get(i64(b), FLAGS) & ~PENDING)
+        return due
+
+    def num_deferred(self) -> int:
+        """Blocks whose every reference is pending."""
+        total = 0
+        for block, pending in self.counts.items():
+            if int(self.records.get(block, REF)) == pending:
+                total += 1
+        return total
+
+    def next_fence(self) -> int | None:
+        """The lowest fence that would release anything, or None."""
+        lowest: int | None = None
+        for release in self.releases:
+            if lowest is None or release.fence < lowest:
+                lowest = release.fence
+        return lowest

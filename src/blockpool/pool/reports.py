@@ -1,0 +1,55 @@
+"""What a pool answers about itself: usage, counters, the outcome of a reset. Plain values, not compiled."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """How the allocatable blocks divide: free + deferred + held is all of them.
+
+    `cached` counts those of the free ones that can still be hit; `deferred` those whose every reference waits
+    for a fence.
+    """
+
+    free: int
+    cached: int
+    deferred: int
+    held: int
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """Blocks since the pool was made.
+
+    `evicted_blocks`: handed out while they had a hash; `evicted_unused_blocks`: those of them that nobody had
+    touched since they got it.
+    """
+
+    allocated_blocks: int
+    evicted_blocks: int
+    evicted_unused_blocks: int
+
+
+class ResetResult(msgspec.Struct, frozen=True):
+    """True when the prefix cache was emptied; else how many blocks stand in the way."""
+
+    num_blocks_in_use: int = 0
+    num_blocks_deferred: int = 0
+
+    def __bool__(self) -> bool:
+        return self.num_blocks_in_use == 0
+
+
+class PoolMetrics(Protocol):
+    """Hooks that a pool calls after each operation; sampling is the collector's business."""
+
+    def on_allocated(self, block_id: int) -> None:
+        """The block was handed out."""
+
+    def on_accessed(self, block_id: int) -> None:
+        """The block was touched."""
+
+    def on_evicted(self, block_id: int, had_hash: bool) -> None:
+        """The block was handed out again (with or without a hash), or its hashes were dropped."""
