@@ -14,8 +14,8 @@ from setuptools.errors import BaseError, CCompilerError
 PURE = os.environ.get("BLOCKPOOL_PURE") == "1"
 MUST = os.environ.get("BLOCKPOOL_REQUIRE_COMPILED") == "1"
 PACKAGE = Path("src/blockpool")
-# Values, exceptions and event structs: nothing there is hot, and interpreted classes pickle, copy and document themselves.
-INTERPRETED = {"__init__.py", "errors.py", "events.py", "reports.py", "audit.py", "specs.py"}
+# Values, exceptions and event structs: nothing there is hot, and interpreted classes pickle and document themselves.
+INTERPRETED = {"__init__", "errors", "events", "reports", "audit", "specs", "config", "plan"}
 
 
 def compiled_rooms() -> list[Extension]:
@@ -23,9 +23,9 @@ def compiled_rooms() -> list[Extension]:
 
     files = [
         str(path)
-        for room in ("pool", "managers")
+        for room in ("pool", "managers", "cache")
         for path in sorted((PACKAGE / room).glob("*.py"))
-        if path.name not in INTERPRETED
+        if path.stem not in INTERPRETED
     ]
     return mypycify(files, opt_level="3", group_name="blockpool")
 
@@ -64,4 +64,9 @@ for extension in (extension for group in GROUPS for extension in group):
     extension.optional = not MUST
     extension.extra_compile_args = [arg for arg in extension.extra_compile_args if arg != "-Werror"]
 
-setup(ext_modules=[extension for group in GROUPS for extension in group], cmdclass={"build_ext": Build})
+setup(
+    ext_modules=[extension for group in GROUPS for extension in group],
+    cmdclass={"build_ext": Build},
+    # apart, so that what one build leaves behind is never packed into the other
+    options={"build": {"build_base": "build/pure" if PURE else "build/compiled"}},
+)

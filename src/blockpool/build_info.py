@@ -7,9 +7,9 @@ import pkgutil
 
 import msgspec
 
-ROOMS = ("blockpool.pool", "blockpool.managers")
+ROOMS = ("blockpool.pool", "blockpool.managers", "blockpool.cache")
 #: Interpreted in every build: exceptions and plain values, where nothing is hot.
-INTERPRETED = frozenset({"errors", "events", "reports", "audit", "specs"})
+INTERPRETED = frozenset({"errors", "events", "reports", "audit", "specs", "config", "plan"})
 
 
 class BuildInfo(msgspec.Struct, frozen=True):

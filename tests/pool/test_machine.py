@@ -23,7 +23,8 @@ from tests.sizes import machine_settings
 UNIT = 4
 SIZE = 8
 CHAINS = [
-    [hashlib.sha256(bytes([c if i >= fork else 0, i])).digest() for i in range(8)] for c, fork in ((0, 0), (1, 2), (2, 4))
+    [hashlib.sha256(bytes([c if i >= fork else 0, i])).digest() for i in range(8)]
+    for c, fork in ((0, 0), (1, 2), (2, 4))
 ]
 
 
@@ -151,9 +152,7 @@ class PoolMachine(RuleBasedStateMachine):
         group=st.integers(0, 1),
         replace=st.booleans(),
     )
-    def cache_partial(
-        self, data: st.DataObject, chain: list[bytes], at: int, group: int, replace: bool
-    ) -> None:
+    def cache_partial(self, data: st.DataObject, chain: list[bytes], at: int, group: int, replace: bool) -> None:
         block = data.draw(st.integers(0, self.model.n - 1))
         self.both(
             lambda: self.pool.cache_partial_block(

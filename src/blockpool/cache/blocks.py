@@ -9,8 +9,6 @@ from mypy_extensions import i32
 class KVCacheBlocks:
     """New block ids per group, in token order. Compares with what holds the same ids."""
 
-    __slots__ = ("_groups",)
-
     def __init__(self, groups: tuple[vec[i32], ...]) -> None:
         self._groups = groups
 

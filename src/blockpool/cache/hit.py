@@ -21,8 +21,6 @@ class WhyNotMore(Enum):
 class Hit:
     """`num_tokens` tokens need no computation; `groups` has the blocks of each group; nothing is held yet."""
 
-    __slots__ = ("groups", "num_tokens", "pool_version", "request_id", "why_not_more")
-
     def __init__(
         self,
         request_id: str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from blockpool.cache.blocks import KVCacheBlocks
 from blockpool.cache.config import KVCacheConfig
@@ -23,8 +23,6 @@ NO_BLOCKS = KVCacheBlocks(())
 
 class CacheResetResult:
     """True when the prefix cache was emptied; else who stands in the way, with the blocks each holds."""
-
-    __slots__ = ("num_blocks_deferred", "num_blocks_in_use", "requests")
 
     def __init__(self, num_blocks_in_use: int, num_blocks_deferred: int, requests: dict[str, int]) -> None:
         self.num_blocks_in_use = num_blocks_in_use
@@ -346,6 +344,7 @@ class KVCacheManager:
             lora_id=request.lora_id,
             lora_name=None if keys is None or keys.lora is None else keys.lora[0],
             session_id=request.session_id,
+            lookahead=None if chain.num_lookahead_tokens == 0 else lookahead_of(chain),
         )
 
     # -- releasing -----------------------------------------------------------------------------------
@@ -422,3 +421,12 @@ class KVCacheManager:
     def num_collisions(self) -> int:
         """Lookups that met an equal digest of other content (0 unless verify_hashes)."""
         return 0 if self._contents is None else self._contents.num_collisions
+
+
+def lookahead_of(chain: BlockHashes) -> Callable[[int], list[int]]:
+    """The tokens behind the block that ends at a token, which its hash covers too."""
+
+    def behind(end: int) -> list[int]:
+        return list(chain.lookahead_tokens(end // chain.hash_block_size - 1) or ())
+
+    return behind

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mypy_extensions import mypyc_attr
+
 from blockpool.cache.errors import RequestError
 from blockpool.hashing import BlockHasher, BlockHashes, ExtraKeys
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Request:
     """One sequence. The engine owns `num_computed_tokens` and `num_in_flight_tokens` and keeps them true.
 
@@ -17,22 +20,6 @@ class Request:
 
     `skip_reading_prefix_cache`: nothing is looked up. `no_store`: nothing of it stays findable.
     """
-
-    __slots__ = (
-        "all_token_ids",
-        "block_hashes",
-        "extra_keys",
-        "lora_id",
-        "no_store",
-        "num_computed_tokens",
-        "num_in_flight_tokens",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_tokens",
-        "request_id",
-        "session_id",
-        "skip_reading_prefix_cache",
-    )
 
     def __init__(
         self,

@@ -15,8 +15,6 @@ Registered = tuple[SingleTypeKVCacheManager, str, int, list[tuple[int, int]]]
 class Step:
     """One step between `begin_step` and its acknowledgement."""
 
-    __slots__ = ("events", "registered", "step_id")
-
     def __init__(self, step_id: int) -> None:
         self.step_id = step_id
         self.events: list[KVCacheEvent] = []

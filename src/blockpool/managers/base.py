@@ -9,7 +9,7 @@ from __future__ import annotations
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64
 
-from blockpool.managers.tables import GroupHit, Table
+from blockpool.managers.tables import NOTHING_FOUND, GroupHit, Table
 from blockpool.pool.block_pool import BlockPool
 from blockpool.pool.events import StorePayload
 from blockpool.pool.layout import FIELDS, FLAGS, HASHED, REF, TURN
@@ -54,6 +54,8 @@ class SingleTypeKVCacheManager:
         """The longest run of cached blocks from the start of a chain, at most `max_length` tokens. Read only."""
         factor: i64 = self.factor
         most = min(i64(max_length) // self.block_size, i64(len(digests)) // self.pool.digest_size // factor)
+        if most == 0:
+            return NOTHING_FOUND
         blocks = self.pool.lookup_vec(digests, factor - 1, most * factor, factor, self.group_id)
         meta = self.pool.records.meta
         base = self.pool.records.base

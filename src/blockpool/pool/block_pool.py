@@ -35,6 +35,7 @@ from blockpool.pool.layout import (
     FLAGS,
     HASHED,
     MARK,
+    MAX_BLOCKS,
     MAX_GROUP,
     MORE,
     PENDING,
@@ -76,6 +77,10 @@ class BlockPool:
         medium: str = "GPU",
         metrics: PoolMetrics | None = None,
     ) -> None:
+        if num_gpu_blocks < 1 or num_gpu_blocks > MAX_BLOCKS:
+            raise ValueError(
+                f"num_gpu_blocks must be from 1 (the null block alone) to {MAX_BLOCKS}, not {num_gpu_blocks}"
+            )
         if hash_block_size < 1:
             raise BoundaryError(f"hash_block_size must be at least 1, not {hash_block_size}")
         self.num_gpu_blocks = num_gpu_blocks
@@ -86,8 +91,6 @@ class BlockPool:
         self.medium = medium
         self.metrics = metrics
         self.log = EventLog(events, medium)
-        if num_gpu_blocks < 1:
-            raise ValueError(f"num_gpu_blocks must be at least 1 (the null block), not {num_gpu_blocks}")
         self.records = Records(num_gpu_blocks)
         self.queue = FreeKVCacheBlockQueue(num_gpu_blocks, self.records)
         self.index = BlockHashToBlockMap(num_gpu_blocks, digest_size, self.records)

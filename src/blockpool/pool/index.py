@@ -450,12 +450,16 @@ class BlockHashToBlockMap:
         added: i64 = max(64, old - self.size)
         self.records.grow(added)
         self.spare.extend(range(old + added - 1, old - 1, -1))
-        if self.mask + 1 < 2 * (old + added):
-            self.rehash()
+        capacity = self.mask + 1
+        while capacity < 2 * (old + added):
+            capacity *= 2
+        self.rehash(capacity)
 
-    def rehash(self) -> None:
-        """Double the table. The order among copies of one key lies in their ring, not in the table."""
-        mask = 2 * (self.mask + 1) - 1
+    def rehash(self, capacity: i64) -> None:
+        """A larger table. The order among copies of one key lies in their ring, not in the table."""
+        mask = capacity - 1
+        if mask == self.mask:
+            return
         slots = zeros64(mask + 1)
         for slot in self.slots:
             if slot != 0:

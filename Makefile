@@ -1,0 +1,67 @@
+# make replay   the main job: replay a workload through a block pool (TRACE="file ..." ARGS="--num-blocks 4096")
+# make test     checks and all tests, on the compiled and on the pure build
+# make long     the random tests in their long size
+# make bench    the figures of docs/performance.md
+# make check    ruff, mypy and the import contracts alone
+
+PYTHON ?= python3
+COMPILED := .venv/compiled
+PURE := .venv/pure
+SOURCES := pyproject.toml setup.py MANIFEST.in $(shell find src -name '*.py' -o -name '*.c' -o -name '*.pyi')
+PIP := -m pip --disable-pip-version-check --quiet
+# the trace folder is found beside the project; TRACE may name any other file
+TRACE ?=
+ARGS ?=
+PYTEST_ARGS ?=
+
+.PHONY: help replay test test-compiled test-pure long bench check clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+# Compiled where there is a compiler, pure elsewhere: `blockpool version` says which.
+$(COMPILED)/installed: $(SOURCES)
+	@test -x $(COMPILED)/bin/python || $(PYTHON) -m venv $(COMPILED)
+	@echo "building blockpool into $(COMPILED) (about a minute the first time)"
+	@rm -rf build/wheel
+	@$(COMPILED)/bin/python $(PIP) wheel --no-deps --wheel-dir build/wheel .
+	@$(COMPILED)/bin/python $(PIP) install --force-reinstall --no-deps build/wheel/blockpool-*.whl
+	@$(COMPILED)/bin/python $(PIP) install build/wheel/blockpool-*.whl
+	@touch $@
+
+$(COMPILED)/tested: $(COMPILED)/installed
+	@$(COMPILED)/bin/python $(PIP) install "$$(ls build/wheel/blockpool-*.whl)[test,check]"
+	@touch $@
+
+$(PURE)/tested: pyproject.toml setup.py
+	@test -x $(PURE)/bin/python || $(PYTHON) -m venv $(PURE)
+	@echo "setting up $(PURE)"
+	@BLOCKPOOL_PURE=1 $(PURE)/bin/python $(PIP) install -e '.[test]'
+	@touch $@
+
+replay: $(COMPILED)/installed
+	@$(COMPILED)/bin/blockpool replay $(ARGS) $(TRACE)
+
+test: check test-compiled test-pure
+
+check: $(COMPILED)/tested
+	$(COMPILED)/bin/ruff check .
+	$(COMPILED)/bin/ruff format --check .
+	$(COMPILED)/bin/mypy
+	$(COMPILED)/bin/lint-imports --no-cache
+
+test-compiled: $(COMPILED)/tested
+	BLOCKPOOL_EXPECT=compiled $(COMPILED)/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+
+test-pure: $(PURE)/tested
+	BLOCKPOOL_EXPECT=pure $(PURE)/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+
+long: $(COMPILED)/tested $(PURE)/tested
+	BLOCKPOOL_LONG=1 BLOCKPOOL_EXPECT=compiled $(COMPILED)/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+	BLOCKPOOL_LONG=1 BLOCKPOOL_EXPECT=pure $(PURE)/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+
+bench: $(COMPILED)/installed
+	$(COMPILED)/bin/python benchmarks/run.py $(ARGS)
+
+clean:
+	rm -rf .venv build src/*.egg-info
