@@ -1,0 +1,5 @@
+"""`python -m blockpool.cli`."""
+
+from .app import main
+
+main()

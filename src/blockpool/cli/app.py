@@ -1,0 +1,35 @@
+"""The command and its table of contents."""
+
+import io
+import sys
+
+import typer
+
+from .audit import audit
+from .replay import replay
+from .version import version
+
+app = typer.Typer(
+    help="The KV-cache block ledger of LLM inference engines: replay traffic through it, check it, explain it.",
+    add_completion=False,
+    no_args_is_help=True,
+    # Plain help is quick help: the other kind imports rich.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(short_help="Replay traffic through a block pool: what would be hit, what evicted?")(replay)
+app.command(short_help="Check a pool's dump: which invariants are broken, who holds what?")(audit)
+app.command(short_help="Say what is installed: version, compiled parts, hash kernel.")(version)
+
+
+def main() -> None:
+    """Entry of the console script. Exit codes: 0 well, 1 faults found, 2 bad input or usage, 130 interrupted."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A character that the terminal cannot show is no reason to stop.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        app(prog_name="blockpool")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

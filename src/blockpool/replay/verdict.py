@@ -1,0 +1,78 @@
+"""The figures in words. Every sentence says what was measured on this trace, and nothing beyond it."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from .result import RunResult
+
+
+def verdict(runs: Sequence[RunResult]) -> list[str]:
+    """Sentences about the runs, the smallest pool first."""
+    by_size = sorted(runs, key=lambda run: run.num_blocks)
+    finished = [run for run in by_size if not run.interrupted]
+    sentences = [_interruption(run) for run in by_size if run.interrupted]
+    sentences += [_refusals(run) for run in finished if run.refused_requests]
+    measured = [run for run in finished if run.replayed_requests]
+    sentences += [_hit_rate(run) for run in measured[:1]]
+    sentences += [_comparison(smaller, larger) for smaller, larger in pairwise(measured)]
+    sentences += [_evictions(run) for run in measured if run.evicted_blocks]
+    # Without evictions every larger pool behaves the same, so the smallest such pool says it all.
+    sentences += [_no_evictions(run) for run in measured if not run.evicted_blocks][:1]
+    return sentences
+
+
+def _interruption(run: RunResult) -> str:
+    return (
+        f"The run with {_count(run.num_blocks, 'block')} was interrupted after {run.requests:,} of "
+        f"{_count(run.trace_requests, 'request')}: its figures are of those."
+    )
+
+
+def _refusals(run: RunResult) -> str:
+    at = f"At {_count(run.num_blocks, 'block')}"
+    if not run.replayed_requests:
+        return f"{at} nothing was replayed: every request needs more than the whole pool."
+    verb = "was" if run.refused_requests == 1 else "were"
+    return (
+        f"{at} {_count(run.refused_requests, 'request')} of {run.requests:,} {verb} refused, needing more than the "
+        "whole pool; the hit rate is that of the others."
+    )
+
+
+def _hit_rate(run: RunResult) -> str:
+    return (
+        f"At {_count(run.num_blocks, 'block')} of {_count(run.block_size, 'token')}, {run.hit_rate:.1%} of the "
+        f"prompt tokens were found in the cache ({run.hit_tokens:,} of {run.prompt_tokens:,})."
+    )
+
+
+def _comparison(smaller: RunResult, larger: RunResult) -> str:
+    sizes = f"From {smaller.num_blocks:,} to {_count(larger.num_blocks, 'block')}"
+    rates = f"{smaller.hit_rate:.1%} to {larger.hit_rate:.1%}"
+    if smaller.refused_requests != larger.refused_requests:
+        return f"{sizes} the hit rate went from {rates}, but not over the same requests: fewer were refused."
+    more = larger.hit_tokens - smaller.hit_tokens
+    if more == 0:
+        return f"{sizes} the hit rate did not change."
+    direction, difference = ("rose", "more") if more > 0 else ("fell", "fewer")
+    return f"{sizes} the hit rate {direction} from {rates} ({_count(abs(more), f'{difference} hit token')})."
+
+
+def _evictions(run: RunResult) -> str:
+    at = f"At {_count(run.num_blocks, 'block')}"
+    if run.evicted_blocks == 1:
+        ever = "had not been hit" if run.evicted_unused_blocks else "had been hit"
+        return f"{at} 1 block was evicted; it {ever} since it was cached."
+    share = run.evicted_unused_blocks / run.evicted_blocks
+    return f"{at} {run.evicted_blocks:,} blocks were evicted; {share:.1%} of them had not been hit since cached."
+
+
+def _no_evictions(run: RunResult) -> str:
+    at = f"At {_count(run.num_blocks, 'block')} nothing was evicted"
+    if run.refused_requests:
+        return f"{at}: a larger pool can bring more hits only by replaying what this one refused."
+    return f"{at}: for this trace a larger pool can bring no more hits."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
