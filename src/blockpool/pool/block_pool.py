@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import index
-from typing import Any, Final, SupportsIndex, final
+from typing import Any, SupportsIndex, final
 
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64
@@ -13,6 +13,7 @@ from blockpool.pool.audit import Fault, audit_dump
 from blockpool.pool.block import BlockSequence, KVCacheBlock
 from blockpool.pool.errors import (
     AlreadyHashedError,
+    BlockPoolError,
     BoundaryError,
     CachingDisabledError,
     DigestError,
@@ -46,12 +47,11 @@ from blockpool.pool.layout import (
     VEC32,
     WATCHED,
     Records,
+    zeros32,
 )
 from blockpool.pool.queue import FreeKVCacheBlockQueue
 from blockpool.pool.reports import Counters, PoolMetrics, ResetResult, Usage
 from blockpool.pool.reuse import ReuseHandle, ReuseWatchers
-
-LARGE: Final = 1 << 60
 
 
 @final
@@ -101,7 +101,8 @@ class BlockPool:
         self.num_allocated: i64 = 0
         self.num_evicted: i64 = 0
         self.num_evicted_unused: i64 = 0
-        self.sink: i64 = 0
+        self.room = zeros32(64)
+        self.num_gone_hashed: i64 = 0
 
     # -- handles and answers -------------------------------------------------------------------------
 
@@ -191,6 +192,10 @@ class BlockPool:
         Reuse callbacks fire first; what one raises is raised after the blocks were handed out, with their ids
         in its notes. Raises NoFreeBlocksError when n is negative or more than are free: nothing is evicted then.
         """
+        if n == 1 and self.metrics is None:
+            b = self.take_plain()
+            if b != 0:
+                return [b]
         out = as_list(self.take(n))
         if self.watchers.errors:
             for error in self.watchers.errors:
@@ -212,6 +217,8 @@ class BlockPool:
         Raises ReleaseError when a block is given back more often than it is held, in any pool: no pool changes.
         """
         blocks = ordered_blocks if isinstance(ordered_blocks, list) else list(ordered_blocks)
+        if len(blocks) == 1 and after is None and self.free_plain(blocks[0]):
+            return
         try:
             ids = self.own_ids(blocks)
         except ForeignBlockError:
@@ -488,23 +495,55 @@ class BlockPool:
             self.report_handed_out(out, had_hash)
         return out
 
+    def take_plain(self) -> i64:
+        """`take(1)` for the commonest case, without arrays: a first block that has no hash and no watcher; else 0."""
+        if self.busy or self.queue.count == 0:
+            return 0
+        meta = self.records.meta
+        b = self.queue.first()
+        o = self.records.base + b * FIELDS
+        if i64(meta[o + FLAGS]) & (HASHED | WATCHED):
+            return 0
+        self.queue.popleft_first(b)
+        meta[o + REF] = 1
+        meta[o + TURN] = i32((i64(meta[o + TURN]) + 1) & 0x7FFFFFFF)
+        self.num_allocated += 1
+        self.changes += 1
+        return b
+
+    def free_plain(self, block: SupportsIndex) -> bool:
+        """`free_blocks` of one id for the commonest case: the last reference to a block without a hash."""
+        if self.busy or not isinstance(block, int) or block <= 0 or block >= self.num_gpu_blocks:
+            return False
+        b: i64 = block
+        o = self.records.base + b * FIELDS
+        meta = self.records.meta
+        if meta[o + REF] != 1 or i64(meta[o + FLAGS]) & (HASHED | PENDING):
+            return False
+        meta[o + REF] = 0
+        self.queue.prepend_one(b)
+        self.changes += 1
+        return True
+
     def touch_vec(self, blocks: vec[i32]) -> None:
         self.must_not_be_busy()
         self.records.warm(blocks)
         meta = self.records.meta
         base = self.records.base
-        leaving = vec[i32](capacity=len(blocks))
+        leaving = self.room_for(len(blocks))
+        count: i64 = 0
         for b in blocks:
             if b != 0:
                 o = base + i64(b) * FIELDS
                 ref = meta[o + REF]
                 if ref == 0:
-                    leaving = append(leaving, b)
+                    leaving[count] = b
+                    count += 1
                 meta[o + REF] = ref + 1
                 flags = i64(meta[o + FLAGS])
-                if flags & HASHED:
+                if flags & (HASHED | REUSED) == HASHED:
                     meta[o + FLAGS] = i32(flags | REUSED)
-        self.queue.remove_vec(leaving)
+        self.queue.remove_vec(leaving[:count])
         self.changes += 1
         if self.metrics is not None:
             for b in blocks:
@@ -584,25 +623,34 @@ class BlockPool:
     # -- one step of an operation ----------------------------------------------------------------------
 
     def lower(self, blocks: vec[i32]) -> vec[i32]:
-        """One reference less on each; those that reached 0, in the order in which they did. All or nothing."""
+        """One reference less on each; those that reached 0, in the order in which they did. All or nothing.
+
+        `num_gone_hashed` tells how many of them have a hash.
+        """
+        self.records.warm(blocks)
         meta = self.records.meta
         base = self.records.base
-        self.records.warm(blocks)
-        gone = vec[i32](capacity=len(blocks))
+        gone = self.room_for(len(blocks))
+        count: i64 = 0
+        hashed: i64 = 0
         done: i64 = 0
         for b in blocks:
             if b != 0:
                 o = base + i64(b) * FIELDS
                 ref = meta[o + REF]
-                if ref <= 0 or (i64(meta[o + FLAGS]) & PENDING and ref <= self.fences.count(int(b))):
+                flags = i64(meta[o + FLAGS])
+                if ref <= 0 or (flags & PENDING and ref <= self.fences.count(int(b))):
                     self.raise_back(blocks, done)
                     raise ReleaseError(self.why_not_released(int(b)))
                 ref -= 1
                 meta[o + REF] = ref
                 if ref == 0:
-                    gone = append(gone, b)
+                    gone[count] = b
+                    count += 1
+                    hashed += flags & HASHED
             done += 1
-        return gone
+        self.num_gone_hashed = hashed
+        return gone[:count]
 
     def raise_back(self, blocks: vec[i32], count: i64) -> None:
         meta = self.records.meta
@@ -621,17 +669,15 @@ class BlockPool:
         return f"block {block} is given back more often than it is held ({ref} references{waits})"
 
     def enqueue(self, gone: vec[i32]) -> None:
-        """Blocks whose last reference went: without a hash to the front, with one to the back."""
-        meta = self.records.meta
-        base = self.records.base
-        hashed: i64 = 0
-        for b in gone:
-            hashed += i64(meta[base + i64(b) * FIELDS + FLAGS]) & HASHED
+        """What `lower` found: without a hash to the front of the queue, with one to the back."""
+        hashed = self.num_gone_hashed
         if hashed == 0:
             self.queue.prepend_vec(gone)
         elif hashed == len(gone):
             self.queue.append_vec(gone)
         else:
+            meta = self.records.meta
+            base = self.records.base
             front = vec[i32](capacity=len(gone) - hashed)
             back = vec[i32](capacity=hashed)
             for b in gone:
@@ -726,32 +772,34 @@ class BlockPool:
         self.log.flush()
 
     def check_unhashed(self, ids: vec[i32], first: i64, block_size: i64) -> None:
-        """Refuse blocks that have a hash, unless it is a boundary inside that very block, and repeated ones."""
+        """Refuse blocks that have a hash, unless it is a boundary inside that very block, and repeated ones.
+
+        The blocks are marked meanwhile; registering them takes the marks away.
+        """
         meta = self.records.meta
         base = self.records.base
         start = first * block_size
-        bad: i64 = 0
+        at: i64 = 0
         for b in ids:
             if b != 0:
                 o = base + i64(b) * FIELDS
                 flags = i64(meta[o + FLAGS])
-                if flags & MARK:
-                    bad = i64(b)
-                    break
-                if flags & HASHED:
+                if flags & (HASHED | MARK):
                     covered = i64(meta[o + TOKENS])
-                    if covered <= start or covered >= start + block_size:
-                        bad = i64(b)
-                        break
+                    if flags & MARK or covered <= start or covered >= start + block_size:
+                        self.unmark(ids, at)
+                        why = "is named twice" if flags & MARK else f"has the hash of {covered} tokens already"
+                        raise AlreadyHashedError(
+                            f"block {b} {why}: it cannot be registered for {start + block_size} tokens"
+                        )
                 meta[o + FLAGS] = i32(flags | MARK)
+            at += 1
             start += block_size
-        for b in ids:
-            o = base + i64(b) * FIELDS + FLAGS
-            meta[o] = i32(i64(meta[o]) & ~MARK)
-        if bad != 0:
-            covered = i64(meta[base + bad * FIELDS + TOKENS])
-            why = f"has the hash of {covered} tokens already" if covered else "is named twice"
-            raise AlreadyHashedError(f"block {bad} {why}: it cannot be registered for {start + block_size} tokens")
+
+    def unmark(self, ids: vec[i32], count: i64) -> None:
+        while count > 0:
+            count -= 1
+            self.records.set(i64(ids[count]), FLAGS, self.records.get(i64(ids[count]), FLAGS) & ~MARK)
 
     def register_and_announce(
         self,
@@ -849,16 +897,29 @@ class BlockPool:
         return out
 
     def own_ids_of_list(self, blocks: list[SupportsIndex]) -> vec[i32]:
-        out = vec[i32](capacity=len(blocks))
         size = self.size
-        for block in blocks:
-            if isinstance(block, int) and -LARGE < block < LARGE:
-                b: i64 = block
-                if b >= 0 and b < size:
-                    out = append(out, i32(b))
-                    continue
-            out = append(out, i32(self.own_id(block)))
-        return out
+        room = self.room_for(len(blocks))
+        count: i64 = 0
+        try:
+            for block in blocks:
+                b: i64 = -1
+                if isinstance(block, int):
+                    b = block
+                if b < 0 or b >= size:
+                    b = self.own_id(block)
+                room[count] = i32(b)
+                count += 1
+        except BlockPoolError:
+            raise
+        except ValueError:  # an int beyond 64 bits, in compiled code
+            raise UnknownBlockError(f"a block id is beyond all ids: they run from 0 to {size - 1}") from None
+        return room[:count]
+
+    def room_for(self, count: i64) -> vec[i32]:
+        """Scratch space: filling it and copying the part that was filled costs less than appending one by one."""
+        if len(self.room) < count:
+            self.room = zeros32(2 * count)
+        return self.room
 
     def checked_group(self, group_id: int) -> i64:
         if group_id < 0 or group_id > MAX_GROUP:
@@ -881,4 +942,9 @@ class BlockPool:
 
 
 def as_list(ids: vec[i32]) -> list[int]:
-    return [int(b) for b in ids]
+    out = [0] * len(ids)
+    at = 0
+    for b in ids:
+        out[at] = int(b)
+        at += 1
+    return out

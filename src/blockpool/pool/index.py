@@ -27,6 +27,7 @@ from blockpool.pool.layout import (
     HASHED,
     LATER,
     LOW_BITS,
+    MARK,
     MAX_BLOCKS,
     MAX_DIGEST,
     MAX_GROUP,
@@ -301,7 +302,7 @@ class BlockHashToBlockMap:
             k += 1
             at += 4
         meta[o + TOKENS] = i32(num_tokens)
-        meta[o + FLAGS] = i32((i64(meta[o + FLAGS]) & LOW_BITS) | HASHED | (group << GROUP_SHIFT))
+        meta[o + FLAGS] = i32((i64(meta[o + FLAGS]) & LOW_BITS & ~MARK) | HASHED | (group << GROUP_SHIFT))
         self.num_entries += 1
         j = h & mask
         while True:

@@ -194,11 +194,43 @@ class FreeKVCacheBlockQueue:
         base = self.records.base
         for b in out:
             meta[base + i64(b) * FIELDS + PLACE] = 0
-        if self.sweeping and at > self.gap:
-            self.gap = at
-            if at > self.sweep:
-                self.sweep = at
+        self.pass_gap()
         return out
+
+    def first(self) -> i64:
+        """The next block; there must be one."""
+        at = self.head
+        if self.sweeping and at == self.gap:
+            at = self.sweep
+        while self.ring[at & self.mask] == 0:
+            at += 1
+            if self.sweeping and at == self.gap:
+                at = self.sweep
+        return i64(self.ring[at & self.mask])
+
+    def popleft_first(self, b: i64) -> None:
+        """Take the block that `first` found."""
+        at = self.position(b) + 1
+        self.records.set(b, PLACE, 0)
+        self.head = at
+        self.count -= 1
+        self.pass_gap()
+
+    def prepend_one(self, b: i64) -> None:
+        """`prepend_vec` of one block, without an array."""
+        self.make_room(1)
+        self.head -= 1
+        place = self.head & self.mask
+        self.ring[place] = i32(b)
+        self.records.set(b, PLACE, place + 1)
+        self.count += 1
+
+    def pass_gap(self) -> None:
+        """The head has moved: a gap that it has passed is no gap any more."""
+        if self.sweeping and self.head > self.gap:
+            self.gap = self.head
+            if self.head > self.sweep:
+                self.sweep = self.head
 
     def remove_vec(self, blocks: vec[i32]) -> None:
         """Take queued blocks from wherever they stand."""
