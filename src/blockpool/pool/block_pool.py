@@ -309,7 +309,8 @@ class BlockPool:
         """
         if first < 0 or last < first or last > len(block_ids):
             raise BoundaryError(f"blocks {first} to {last} of a table of {len(block_ids)}")
-        ids = self.own_ids(block_ids[first:last])
+        whole = first == 0 and last == len(block_ids)
+        ids = self.own_ids(block_ids if whole else block_ids[first:last])
         if block_mask is not None:
             if len(block_mask) != last - first:
                 raise MaskError(f"a mask of {len(block_mask)} for {last - first} blocks")
@@ -601,7 +602,7 @@ class BlockPool:
         self.records.warm(ids)
         self.check_unhashed(ids, first, block_size)
         hs = self.index.mixes(digests, offset, length, factor * width, group)
-        self.index.warm(hs)
+        self.index.warm_slots(hs)
         if self.log.mode != OFF:
             self.register_and_announce(ids, hs, digests, first_digest, first, block_size, group, payload)
         else:
@@ -755,7 +756,7 @@ class BlockPool:
         hs = vec[i64](capacity=len(blocks))
         for b in blocks:
             hs = append(hs, prefix_index.mix_of(i64(b)))
-        prefix_index.warm(hs)
+        prefix_index.warm_slots(hs)
         quiet = self.log.mode == OFF
         at: i64 = 0
         for b in blocks:

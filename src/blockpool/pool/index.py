@@ -242,19 +242,25 @@ class BlockHashToBlockMap:
             k += 1
         return out
 
-    def warm(self, hs: vec[i64]) -> None:
-        """Read the slots of these mixes, then the records they name: short loops, so that misses overlap."""
+    def warm_slots(self, hs: vec[i64]) -> None:
+        """Read the slots of these mixes: a short loop, so that many cache misses overlap."""
         slots = self.slots
-        meta = self.records.meta
-        base = self.records.base
         mask = self.mask
         seen: i64 = 0
         for h in hs:
             seen ^= slots[h & mask]
-        some: i32 = 0
+        self.sink = seen
+
+    def warm_entries(self, hs: vec[i64]) -> None:
+        """Read a field of the records that the slots of these mixes name."""
+        slots = self.slots
+        meta = self.records.meta
+        base = self.records.base
+        mask = self.mask
+        seen: i32 = 0
         for h in hs:
-            some ^= meta[base + (slots[h & mask] & LOW32) * FIELDS]
-        self.sink = seen ^ i64(some)
+            seen ^= meta[base + (slots[h & mask] & LOW32) * FIELDS]
+        self.sink = i64(seen)
 
     def find_run(self, digests: bytes, offset: i64, count: i64, step: i64, group: i64) -> vec[i32]:
         """Blocks of the hits among `count` digests, `step` bytes apart, up to the first miss."""
@@ -263,7 +269,8 @@ class BlockHashToBlockMap:
         while count > 0:
             n = min(ahead, count)
             hs = self.mixes(digests, offset, n, step, group)
-            self.warm(hs)
+            self.warm_slots(hs)
+            self.warm_entries(hs)
             for h in hs:
                 entry = self.find_mixed(digests, offset, group, h)
                 if entry == 0:
