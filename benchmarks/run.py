@@ -117,7 +117,8 @@ def whole_process(trace: Path, options: list[str], rounds: int) -> dict[str, Any
         peaks.append(usage.ru_maxrss / 1024)
         if status:
             raise SystemExit(f"{command} failed")
-    return {"seconds": round(statistics.median(times), 2), "best": round(min(times), 2), "peak_mib": round(max(peaks))}
+    median, best = statistics.median(times), min(times)
+    return {"seconds": round(median, 2), "best": round(best, 2), "peak_mib": round(max(peaks))}
 
 
 def main() -> None:

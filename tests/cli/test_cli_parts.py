@@ -85,3 +85,10 @@ def test_no_progress_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
     with progress.ProgressBar(4) as bar:
         bar.update(2)
     assert stream.getvalue() == ""
+
+
+def test_the_limit_of_num_blocks_is_the_pools() -> None:
+    from blockpool.cli.replay import MAX_NUM_BLOCKS
+    from blockpool.pool.layout import MAX_BLOCKS
+
+    assert MAX_NUM_BLOCKS == MAX_BLOCKS

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from blockpool.traces import Trace
 
 STDOUT = "-"
-# What a pool can count.
-MAX_NUM_BLOCKS = 2**30
+# What a pool can count; written out, since --help should not import the pool.
+MAX_NUM_BLOCKS = 2**27
 
 
 def replay(
