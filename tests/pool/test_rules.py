@@ -23,6 +23,7 @@ from blockpool.pool import (
     ForeignBlockError,
     GroupError,
     MaskError,
+    NoFreeBlocksError,
     NullBlockError,
     PoolBusyError,
     ReleaseError,
@@ -75,6 +76,19 @@ class TestDoor:
         ):
             with pytest.raises(UnknownBlockError):
                 call()
+            assert snapshot(pool) == before
+
+    def test_numbers_may_be_of_any_integer_kind_and_nothing_else(self) -> None:
+        pool = BlockPool(10)
+        assert pool.get_new_blocks(np.int64(2)) == [1, 2]
+        pool.free_blocks([1, 2], after=np.int32(3))
+        pool.advance(np.int64(3))
+        before = snapshot(pool)
+        for bad in (1.0, "1", None, [1]):
+            with pytest.raises(NoFreeBlocksError):
+                pool.get_new_blocks(bad)
+            with pytest.raises(FenceError):
+                pool.advance(bad)
             assert snapshot(pool) == before
 
     def test_a_foreign_handle_is_refused_where_only_own_blocks_make_sense(self) -> None:

@@ -21,12 +21,13 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
     digest_size: int = 32
 
     def __post_init__(self) -> None:
-        if self.num_blocks < 1:
-            raise ConfigError(f"num_blocks must be at least 1 (the null block), not {self.num_blocks}")
+        if not isinstance(self.num_blocks, int) or self.num_blocks < 1:
+            raise ConfigError(f"num_blocks must be an int of at least 1 (the null block), not {self.num_blocks!r}")
         if not self.kv_cache_groups:
             raise ConfigError("a cache needs at least one group")
-        if self.hash_block_size is not None and self.hash_block_size < 1:
-            raise ConfigError(f"hash_block_size must be at least 1 token, not {self.hash_block_size}")
+        if self.hash_block_size is not None:
+            if not isinstance(self.hash_block_size, int) or self.hash_block_size < 1:
+                raise ConfigError(f"hash_block_size must be an int of at least 1 token, not {self.hash_block_size!r}")
         for group in self.kv_cache_groups:
             size = group.kv_cache_spec.block_size
             if size % self.unit != 0:

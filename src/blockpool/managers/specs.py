@@ -11,8 +11,8 @@ class FullAttentionSpec(msgspec.Struct, frozen=True):
     block_size: int
 
     def __post_init__(self) -> None:
-        if self.block_size < 1:
-            raise ValueError(f"block_size must be at least 1 token, not {self.block_size}")
+        if not isinstance(self.block_size, int) or self.block_size < 1:
+            raise ValueError(f"block_size must be an int of at least 1 token, not {self.block_size!r}")
 
 
 class KVCacheGroupSpec(msgspec.Struct, frozen=True):

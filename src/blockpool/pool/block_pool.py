@@ -186,17 +186,18 @@ class BlockPool:
 
     # -- lending and taking back -----------------------------------------------------------------------
 
-    def get_new_blocks(self, n: int) -> list[int]:
+    def get_new_blocks(self, n: SupportsIndex) -> list[int]:
         """Hand out the n first blocks of the free queue, each with ref_cnt 1 and without a hash.
 
         Reuse callbacks fire first; what one raises is raised after the blocks were handed out, with their ids
-        in its notes. Raises NoFreeBlocksError when n is negative or more than are free: nothing is evicted then.
+        in its notes. Raises NoFreeBlocksError when n is no int, negative, or more than are free: nothing is evicted then.
         """
-        if n == 1 and self.metrics is None:
+        count = n if isinstance(n, int) else checked_count(n)
+        if count == 1 and self.metrics is None:
             b = self.take_plain()
             if b != 0:
                 return [b]
-        out = as_list(self.take(n))
+        out = as_list(self.take(count))
         if self.watchers.errors:
             for error in self.watchers.errors:
                 error.add_note(f"raised by a reuse callback; get_new_blocks handed out {out} all the same")
@@ -207,7 +208,7 @@ class BlockPool:
         """One more reference on each; a free block leaves the queue. The null block is skipped."""
         self.touch_vec(self.own_ids(blocks))
 
-    def free_blocks(self, ordered_blocks: Iterable[SupportsIndex], after: int | None = None) -> None:
+    def free_blocks(self, ordered_blocks: Iterable[SupportsIndex], after: SupportsIndex | None = None) -> None:
         """One reference less on each; blocks that reach 0 are queued in the given order.
 
         Without a hash (or with caching off) they go to the front, as a group; with one to the back. So give a
@@ -226,7 +227,7 @@ class BlockPool:
             return
         self.free_vec(ids, after)
 
-    def free_vec(self, blocks: vec[i32], after: int | None) -> None:
+    def free_vec(self, blocks: vec[i32], after: SupportsIndex | None) -> None:
         self.must_not_be_busy()
         if after is None:
             self.enqueue(self.lower(blocks))
@@ -234,15 +235,16 @@ class BlockPool:
             self.defer(blocks, self.checked_fence(after))
         self.changes += 1
 
-    def advance(self, fence: int) -> None:
+    def advance(self, fence: SupportsIndex) -> None:
         """Reach a fence: every reference that waited for it or for a lower one is released, call by call.
 
         Reaching it again, or a lower one, does nothing.
         """
         self.must_not_be_busy()
-        if self.checked_fence(fence) <= self.fences.reached:
+        reached = self.checked_fence(fence)
+        if reached <= self.fences.reached:
             return
-        for release in self.fences.reach(fence):
+        for release in self.fences.reach(reached):
             self.enqueue(self.lower(release.blocks))
         self.changes += 1
 
@@ -711,7 +713,7 @@ class BlockPool:
                     raise ReleaseError(self.why_not_released(block))
                 wanted[block] = more
 
-    def free_in_pools(self, blocks: list[SupportsIndex], after: int | None) -> None:
+    def free_in_pools(self, blocks: list[SupportsIndex], after: SupportsIndex | None) -> None:
         """Handles of several pools: every pool is checked before any changes."""
         by_pool: dict[BlockPool, list[SupportsIndex]] = {}
         for block in blocks:
@@ -927,10 +929,14 @@ class BlockPool:
             raise GroupError(f"group id {group_id} is not from 0 to {MAX_GROUP}")
         return group_id
 
-    def checked_fence(self, fence: int) -> int:
-        if fence < 0:
-            raise FenceError(f"a fence is an int of 0 or more, not {fence}")
-        return fence
+    def checked_fence(self, fence: SupportsIndex) -> int:
+        try:
+            number = index(fence)
+        except TypeError:
+            number = -1
+        if number < 0:
+            raise FenceError(f"a fence is an int of 0 or more, not {fence!r}")
+        return number
 
     def must_be_caching(self) -> None:
         self.must_not_be_busy()
@@ -949,3 +955,10 @@ def as_list(ids: vec[i32]) -> list[int]:
         out[at] = int(b)
         at += 1
     return out
+
+
+def checked_count(n: SupportsIndex) -> int:
+    try:
+        return index(n)
+    except TypeError:
+        raise NoFreeBlocksError(f"a number of blocks is an int, not {n!r}") from None
