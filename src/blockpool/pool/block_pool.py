@@ -190,7 +190,7 @@ class BlockPool:
         """Hand out the n first blocks of the free queue, each with ref_cnt 1 and without a hash.
 
         Reuse callbacks fire first; what one raises is raised after the blocks were handed out, with their ids
-        in its notes. Raises NoFreeBlocksError when n is no int, negative, or more than are free: nothing is evicted then.
+        in its notes. Raises NoFreeBlocksError, and evicts nothing, when n is no int, negative, or more than are free.
         """
         count = n if isinstance(n, int) else checked_count(n)
         if count == 1 and self.metrics is None:
