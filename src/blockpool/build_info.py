@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 
 import msgspec
 
@@ -30,6 +29,8 @@ class BuildInfo(msgspec.Struct, frozen=True):
 
 def build_info() -> BuildInfo:
     """Look at every module that a full build compiles."""
+    import pkgutil  # slow to import, and only this needs it
+
     from blockpool import __version__
     from blockpool.hashing import KERNEL
 

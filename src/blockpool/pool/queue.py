@@ -179,9 +179,6 @@ class FreeKVCacheBlockQueue:
         out = vec[i32](capacity=n)
         k = n
         while k > 0:
-            if self.sweeping and at == self.gap:
-                at = self.sweep
-                self.gap = at
             b = ring[at & mask]
             at += 1
             if b != 0:
@@ -200,12 +197,8 @@ class FreeKVCacheBlockQueue:
     def first(self) -> i64:
         """The next block; there must be one."""
         at = self.head
-        if self.sweeping and at == self.gap:
-            at = self.sweep
         while self.ring[at & self.mask] == 0:
             at += 1
-            if self.sweeping and at == self.gap:
-                at = self.sweep
         return i64(self.ring[at & self.mask])
 
     def popleft_first(self, b: i64) -> None:
