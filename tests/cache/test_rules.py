@@ -84,6 +84,15 @@ class TestPlan:
         assert [run(manager, request(f"r{i}", 13)) for i in range(8)] == [0] + [12] * 7
         assert 20 - manager.pool.get_num_free_blocks() == 3 + 8
 
+    def test_hits_that_others_hold_cost_nothing(self) -> None:
+        manager = cache(5)
+        run(manager, request("a", 16))  # 4 blocks, 3 of which the next one hits while they are held
+        second = request("b", 13)
+        hit = manager.get_computed_blocks(second)
+        assert (hit.num_tokens, manager.pool.get_num_free_blocks()) == (12, 1)
+        assert manager.allocate_slots(second, 1, 12, hit) is not None
+        assert manager.pool.get_num_free_blocks() == 0
+
     def test_reasons_and_numbers_of_a_refusal(self) -> None:
         manager = cache(6)
         a = request("a", 16)

@@ -13,7 +13,12 @@ from blockpool.pool import BlockHashToBlockMap
 from tests.sizes import property_settings
 
 
-def check(index: BlockHashToBlockMap, model: dict[bytes, list[int]]) -> None:
+def check(index: BlockHashToBlockMap, model: dict[bytes, list[int]], keys_of: dict[int, list[bytes]]) -> None:
+    for (
+        block,
+        keys,
+    ) in keys_of.items():  # the first is the primary one; when it goes, the oldest other takes its place
+        assert [index.key_of(entry) for entry in index.entries_of(block)] == keys
     assert len(index) == len(model)
     assert sorted(index.keys()) == sorted(model)
     for key, blocks in model.items():
@@ -44,6 +49,7 @@ def test_any_operations_keep_what_a_dict_of_lists_keeps(
     else:
         keys = [hashlib.sha256(bytes([i // 2])).digest() + (i % 2).to_bytes(4, "big") for i in range(num_keys)]
     model: dict[bytes, list[int]] = {}
+    keys_of: dict[int, list[bytes]] = {block: [] for block in range(1, num_blocks)}
     for _ in range(300):
         key, block = rng.choice(keys), rng.randrange(1, num_blocks)
         blocks = model.get(key, [])
@@ -52,15 +58,18 @@ def test_any_operations_keep_what_a_dict_of_lists_keeps(
             index.insert(key, block)
             if block not in blocks:
                 model.setdefault(key, []).append(block)
+                keys_of[block].append(key)
         elif blocks and rng.random() < 0.5:  # often the first: its successor takes its place in the table
+            keys_of[blocks[0]].remove(key)
             assert index.pop(key, blocks[0]) == blocks.pop(0)
         else:
             assert index.pop(key, block) == (block if block in blocks else None)
             if block in blocks:
                 blocks.remove(block)
+                keys_of[block].remove(key)
         if not model.get(key, True):
             del model[key]
-        check(index, model)
+        check(index, model, keys_of)
 
 
 @pytest.mark.parametrize("order", ["oldest first", "newest first", "random"])

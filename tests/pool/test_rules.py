@@ -188,6 +188,18 @@ class TestFences:
         pool.free_blocks([b], after=7)  # reached already
         assert pool.get_num_free_blocks() == 4
 
+    def test_a_reference_that_waits_cannot_be_given_back_again(self) -> None:
+        pool = BlockPool(5)
+        a, b = pool.get_new_blocks(2)
+        pool.free_blocks([a], after=3)
+        for blocks in ([a], [a, b], [b, a], (a,), [pool.blocks[a]]):
+            for after in (None, 5):
+                with pytest.raises(ReleaseError):
+                    pool.free_blocks(blocks, after=after)
+        assert [pool.blocks[i].ref_cnt for i in (a, b)] == [1, 1]
+        pool.advance(3)
+        assert pool.free_block_queue.get_all_free_blocks() == [1, 3, 4]
+
     def test_release_order_is_call_by_call(self) -> None:
         def play(deferred: bool) -> list[int]:
             pool = BlockPool(7)
@@ -240,6 +252,26 @@ class TestReuseCallbacks:
         pool.get_new_blocks(3)
         assert told == ["one", "three"]
         assert pool.audit() == []
+
+    def test_one_call_arms_a_block_once(self) -> None:
+        pool = BlockPool(4)
+        (b,) = pool.get_new_blocks(1)
+        pool.touch([b])
+        told: list[int] = []
+        handle = pool.unpin_blocks([b, b], told.append)
+        assert pool.dump()["watchers"] == [{"block": b, "incarnation": 1, "callbacks": 1}]
+        handle.done()
+        assert pool.dump()["watchers"] == []
+        pool.get_new_blocks(3)
+        assert told == []
+
+    def test_one_block_by_itself_fires_too(self) -> None:
+        """The short way for one plain block knows of callbacks."""
+        pool = BlockPool(2)
+        told: list[int] = []
+        pool.unpin_blocks(pool.get_new_blocks(1), told.append)
+        pool.get_new_blocks(1)
+        assert told == [1]
 
     def test_done_from_within_a_callback_spares_a_later_one(self) -> None:
         pool = BlockPool(4)

@@ -329,8 +329,7 @@ class KVCacheManager:
             blocks = manager.register(request.request_id, span.start, span.stop, digests, first_digest, payload)
             step = self._steps.current
             if step is not None:
-                turns = [(int(block), self.pool.blocks[int(block)].incarnation) for block in blocks]
-                step.registered.append((manager, request.request_id, span.start, turns))
+                step.registered.append((manager, request.request_id, span.start, [int(block) for block in blocks]))
             if self._contents is not None:
                 for position, block in zip(span, blocks, strict=True):
                     self._contents.record(manager, request, position, int(block))
@@ -400,8 +399,9 @@ class KVCacheManager:
         self._steps.collect(self.pool.take_events())
         step = self._steps.cancel(step_id)
         pool = self.pool
-        for manager, request_id, first, turns in reversed(step.registered):
-            pool.evict_blocks([block for block, turn in turns if pool.blocks[block].incarnation == turn])
+        for manager, request_id, first, blocks in step.registered:
+            # A block that was handed out again within the step has no hash now, or one of this very step.
+            pool.evict_blocks(blocks)
             manager.unregister(request_id, first)
         self._steps.collect(without_revoked(step.events + pool.take_events()))
 

@@ -8,8 +8,8 @@ from blockpool.cache.errors import StepError
 from blockpool.managers import SingleTypeKVCacheManager
 from blockpool.pool import BlockRemoved, BlockStored, KVCacheEvent
 
-# manager, request, first position, then the blocks that were registered with the incarnation of each
-Registered = tuple[SingleTypeKVCacheManager, str, int, list[tuple[int, int]]]
+# manager, request, first position, and the blocks that were registered from there on
+Registered = tuple[SingleTypeKVCacheManager, str, int, list[int]]
 
 
 class Step:

@@ -789,7 +789,7 @@ class BlockPool:
                 flags = i64(meta[o + FLAGS])
                 if flags & (HASHED | MARK):
                     covered = i64(meta[o + TOKENS])
-                    if flags & MARK or covered <= start or covered >= start + block_size:
+                    if covered <= start or covered >= start + block_size:
                         self.unmark(ids, at)
                         why = "is named twice" if flags & MARK else f"has the hash of {covered} tokens already"
                         raise AlreadyHashedError(

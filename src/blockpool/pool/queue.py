@@ -73,7 +73,9 @@ class FreeKVCacheBlockQueue:
         """Take the next block. Raises NoFreeBlocksError when the queue is empty."""
         if self.count == 0:
             raise NoFreeBlocksError("no free blocks: the queue is empty")
-        return int(self.popleft_vec(1)[0])
+        b = self.first()
+        self.popleft_first(b)
+        return b
 
     def remove(self, block: SupportsIndex) -> None:
         """Take a block from wherever it stands. Raises QueueError naming it when it is not queued."""
@@ -88,7 +90,7 @@ class FreeKVCacheBlockQueue:
 
     def prepend(self, block: SupportsIndex) -> None:
         """Put a block at the front. Raises QueueError when it is queued already."""
-        self.prepend_n([block])
+        self.prepend_one(i64(self.outsiders([block])[0]))
 
     # -- several blocks, all or nothing ------------------------------------------------------------
 
