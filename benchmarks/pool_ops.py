@@ -5,6 +5,8 @@ calls. The caller runs two of these side by side and interleaves their rounds. `
 
 Rows are those of docs/performance.md. What is random is random for both: blocks are used in shuffled order, as in a
 server that has run for a while. Ours gets lists of ids, the rival lists of its block objects: what each hands out.
+(The ids of one batch were made together, as in a list that the pool has just returned; which blocks they name is
+random.)
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import random
 import statistics
 import sys
 import time
+from array import array
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +39,9 @@ class Ours:
         self.touch: Callable[[Any], Any] = self.pool.touch
         self.take_events: Callable[[], Any] = self.pool.take_events
 
+    def as_returned(self, blocks: list[Any]) -> list[Any]:
+        return array("i", blocks).tolist()
+
     def chain(self, digests: list[bytes]) -> Any:
         return b"".join(digests)
 
@@ -56,6 +62,9 @@ class Rival:
         self.touch: Callable[[Any], Any] = self.pool.touch
         self.take_events: Callable[[], Any] = self.pool.take_events
         self.tokens = list(range(BATCH * BLOCK_SIZE))
+
+    def as_returned(self, blocks: list[Any]) -> list[Any]:
+        return blocks
 
     def chain(self, digests: list[bytes]) -> Any:
         return SimpleNamespace(
@@ -105,8 +114,8 @@ def full_pool(side: Any, rng: random.Random, num_blocks: int) -> tuple[list[Any]
     return blocks, chains
 
 
-def batches(blocks: list[Any]) -> list[list[Any]]:
-    return [blocks[at : at + BATCH] for at in range(0, len(blocks), BATCH)]
+def batches(side: Any, blocks: list[Any]) -> list[list[Any]]:
+    return [side.as_returned(blocks[at : at + BATCH]) for at in range(0, len(blocks), BATCH)]
 
 
 def alloc_free(side: Any, rng: random.Random, num_blocks: int) -> list[float]:
@@ -127,30 +136,30 @@ def one_block(side: Any, rng: random.Random, num_blocks: int) -> list[float]:
 
 def alloc_evicting(side: Any, rng: random.Random, num_blocks: int) -> list[float]:
     blocks, _ = full_pool(side, rng, num_blocks)
-    for batch in batches(blocks):
+    for batch in batches(side, blocks):
         side.free(batch)
     return [timed(side.new, BATCH) for _ in range(num_blocks // BATCH)]
 
 
 def touch(side: Any, rng: random.Random, num_blocks: int) -> list[float]:
     blocks, _ = full_pool(side, rng, num_blocks)
-    for batch in batches(blocks):
+    for batch in batches(side, blocks):
         side.free(batch)
     rng.shuffle(blocks)
-    return [timed(side.touch, batch) for batch in batches(blocks)]
+    return [timed(side.touch, batch) for batch in batches(side, blocks)]
 
 
 def free_cached(side: Any, rng: random.Random, num_blocks: int) -> list[float]:
     blocks, _ = full_pool(side, rng, num_blocks)
     rng.shuffle(blocks)
-    return [timed(side.free, batch) for batch in batches(blocks)]
+    return [timed(side.free, batch) for batch in batches(side, blocks)]
 
 
 def cache_full(side: Any, rng: random.Random, num_blocks: int) -> list[float]:
     blocks = list(side.new(num_blocks))
     rng.shuffle(blocks)
     chains = [side.chain([rng.randbytes(WIDTH) for _ in range(BATCH)]) for _ in range(num_blocks // BATCH)]
-    return [timed(side.cache, batch, chain) for batch, chain in zip(batches(blocks), chains, strict=True)]
+    return [timed(side.cache, batch, chain) for batch, chain in zip(batches(side, blocks), chains, strict=True)]
 
 
 def longest_prefix(side: Any, rng: random.Random, num_blocks: int) -> list[float]:
@@ -163,7 +172,7 @@ def with_events(side: Any, rng: random.Random, num_blocks: int) -> list[float]:
     """Register a batch, give it back, hand it out again (which evicts), and take the events."""
     blocks = list(side.new(num_blocks))
     rng.shuffle(blocks)
-    for batch in batches(blocks)[1:]:
+    for batch in batches(side, blocks)[1:]:
         side.cache(batch, side.chain([rng.randbytes(WIDTH) for _ in range(BATCH)]))
         side.free(batch)
     side.take_events()
