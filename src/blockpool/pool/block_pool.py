@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import index
 from typing import Any, SupportsIndex, final
 
+import numpy as np
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64
 
@@ -894,10 +895,9 @@ class BlockPool:
             return blocks
         if isinstance(blocks, list):
             return self.own_ids_of_list(blocks)
-        out = vec[i32]()
-        for block in blocks:
-            out = append(out, i32(self.own_id(block)))
-        return out
+        if isinstance(blocks, np.ndarray):
+            return self.own_ids_of_list(blocks.tolist())
+        return self.own_ids_of_list(list(blocks))
 
     def own_ids_of_list(self, blocks: list[SupportsIndex]) -> vec[i32]:
         size = self.size
