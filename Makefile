@@ -9,7 +9,7 @@ COMPILED := .venv/compiled
 PURE := .venv/pure
 SOURCES := pyproject.toml setup.py MANIFEST.in $(shell find src -name '*.py' -o -name '*.c' -o -name '*.pyi')
 PIP := -m pip --disable-pip-version-check --quiet
-# the trace folder is found beside the project; TRACE may name any other file
+# files for `make replay`; without any it replays the built-in workload
 TRACE ?=
 ARGS ?=
 PYTEST_ARGS ?=

@@ -30,7 +30,7 @@ class ModelRequest:
 class ModelStep:
     step_id: int
     before: set[bytes]
-    registered: list[tuple[str, int, int, int]] = field(default_factory=list)  # request, position, block, turn
+    registered: list[tuple[int, int]] = field(default_factory=list)  # block, turn
 
 
 class ModelCache:
@@ -97,9 +97,11 @@ class ModelCache:
         last = min(last, len(r.table))
         for position in range(r.registered, last):
             block = r.table[position]
+            if self.pool.hashes[block]:  # a sharer registered it, after a step of both was cancelled
+                continue
             self.pool.add(block, (chain[position], 0), (position + 1) * self.size, None)
             if self.in_flight:
-                self.in_flight[-1].registered.append((r.name, position, block, self.pool.turn[block]))
+                self.in_flight[-1].registered.append((block, self.pool.turn[block]))
         r.registered = max(r.registered, last)
 
     def free(self, r: ModelRequest, after: int | None) -> bool:
@@ -126,12 +128,13 @@ class ModelCache:
 
     def cancel(self) -> None:
         step = self.in_flight.pop()
-        for name, position, block, turn in reversed(step.registered):
+        for block, turn in step.registered:
             if self.pool.turn[block] == turn:
                 self.pool.drop(block)
-            r = self.requests[name]
-            if r.table is not None:
-                r.registered = min(r.registered, position)
+        revoked = {block for block, _ in step.registered}
+        for r in self.requests.values():
+            lost = [position for position, block in enumerate(r.table or []) if block in revoked]
+            r.registered = min([r.registered, *lost])
 
     def announced(self) -> set[bytes]:
         """The index as it was when the oldest unacknowledged step began; now, when none is in flight."""

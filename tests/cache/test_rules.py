@@ -23,7 +23,7 @@ from blockpool.cache import (
 )
 from blockpool.hashing import BlockHasher, BlockHashes, ExtraKeys
 from blockpool.managers import FullAttentionSpec, KVCacheGroupSpec
-from blockpool.pool import BlockRemoved, BlockStored
+from blockpool.pool import BlockRemoved, BlockStored, FenceError
 
 HASHER = BlockHasher(hash_block_size=4, seed="rules")
 GROUP = KVCacheGroupSpec(("layer",), FullAttentionSpec(4))
@@ -247,6 +247,18 @@ class TestControl:
         b = request("b", 9)
         assert manager.get_computed_blocks(b).num_tokens == 4
 
+    def test_a_refused_free_changes_nothing(self) -> None:
+        manager = cache()
+        a = request("a", 9)
+        run(manager, a)
+        table = manager.get_block_ids(a)
+        for after in (-1, 1.5, "soon"):
+            with pytest.raises(FenceError):
+                manager.free(a, after=after)
+            assert manager.get_block_ids(a) == table
+        assert manager.free(a) is True
+        assert manager.pool.get_num_free_blocks() == 20
+
     def test_a_reset_names_the_holders(self) -> None:
         manager = cache()
         a, b = request("a", 9), request("b", 9, 50)
@@ -358,6 +370,23 @@ class TestSteps:
         (stored,) = manager.take_events()
         assert isinstance(stored, BlockStored)
         assert len(stored.block_hashes) == 2
+        assert manager.pool.audit() == []
+
+    def test_after_a_cancelled_step_those_who_shared_its_blocks_register_them(self) -> None:
+        manager = cache()
+        manager.begin_step(0)
+        a, b, c = request("a", 9), request("b", 9), request("c", 13)
+        assert [run(manager, r) for r in (a, b, c)] == [0, 8, 8]
+        manager.cancel_step(0)
+        manager.free(a)
+        for r in (b, c):
+            r.num_computed_tokens = 0
+        manager.begin_step(0)
+        for r in (b, c):  # they share two blocks: one of them registers those
+            assert manager.allocate_slots(r, r.num_tokens) is not None
+        manager.acknowledge(0)
+        assert sum(len(e.block_hashes) for e in manager.take_events()) == 3
+        assert manager.get_computed_blocks(request("d", 20)).num_tokens == 12
         assert manager.pool.audit() == []
 
     def test_steps_out_of_order_are_refused(self) -> None:

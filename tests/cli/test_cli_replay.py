@@ -116,6 +116,13 @@ def test_too_little_memory(trace: str, memory: str):
     assert "a pool needs 2" in bad_input(trace, "--memory", memory, "--bytes-per-token", "256")
 
 
+def test_pools_larger_than_a_pool_can_be(trace: str, tmp_path: Path):
+    assert "larger than" in bad_input(trace, "--memory", "100PB", "--bytes-per-token", "1")
+    huge = tmp_path / "huge.jsonl"
+    huge.write_text('{"tokens": [1], "output_length": 1099511627776}\n')
+    assert "larger than" in bad_input(str(huge))
+
+
 @pytest.mark.parametrize("memory", ["", "GiB", "40G", "-1GiB", "40 apples", "1e9", "0x10", "nan"])
 def test_memory_that_is_none(trace: str, memory: str):
     assert bad_input(trace, f"--memory={memory}", "--bytes-per-token", "1").startswith("--memory: ")

@@ -135,6 +135,9 @@ def test_iteration_from_a_cursor() -> None:
 def test_handles_see_their_neighbours() -> None:
     pool = BlockPool(6)
     pool.touch([3])
+    assert pool.blocks[1] in pool.free_block_queue
+    assert 2 in pool.free_block_queue
+    assert all(other not in pool.free_block_queue for other in (0, 3, 6, -1, pool.blocks[3], "1", None))
     two, three, four, five = (pool.blocks[i] for i in (2, 3, 4, 5))
     assert two.next_free_block == four
     assert four.prev_free_block == two

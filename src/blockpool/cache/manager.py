@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import SupportsIndex
 
 from blockpool.cache.blocks import KVCacheBlocks
 from blockpool.cache.config import KVCacheConfig
@@ -329,7 +330,7 @@ class KVCacheManager:
             blocks = manager.register(request.request_id, span.start, span.stop, digests, first_digest, payload)
             step = self._steps.current
             if step is not None:
-                step.registered.append((manager, request.request_id, span.start, [int(block) for block in blocks]))
+                step.registered.append((manager, [int(block) for block in blocks]))
             if self._contents is not None:
                 for position, block in zip(span, blocks, strict=True):
                     self._contents.record(manager, request, position, int(block))
@@ -348,7 +349,7 @@ class KVCacheManager:
 
     # -- releasing -----------------------------------------------------------------------------------
 
-    def free(self, request: Request | str, after: int | None = None) -> bool:
+    def free(self, request: Request | str, after: SupportsIndex | None = None) -> bool:
         """Give a request's blocks back, deepest first; with `after`, when that step is acknowledged.
 
         False, and nothing happens, for a request that holds nothing: unknown, or freed already.
@@ -356,7 +357,8 @@ class KVCacheManager:
         request_id = request if isinstance(request, str) else request.request_id
         holding = [manager for manager in self.managers if request_id in manager.tables]
         for manager in holding:
-            self.pool.free_vec(manager.release(request_id), after)
+            self.pool.free_vec(manager.tables[request_id].deepest_first(), after)
+            del manager.tables[request_id]  # only now: a refused call has changed nothing
         return bool(holding)
 
     def get_block_ids(self, request: Request | str) -> tuple[list[int], ...]:
@@ -394,15 +396,17 @@ class KVCacheManager:
     def cancel_step(self, step_id: int) -> None:
         """The newest step was planned, but never ran: what it registered is revoked, its events were never.
 
-        The engine puts its requests' `num_computed_tokens` back; blocks stay with the requests that got them.
+        The engine puts its requests' `num_computed_tokens` back; blocks stay with the requests that got them, also
+        those that a request got as a hit on another's, and are registered when they are computed after all. An
+        admission stays counted.
         """
         self._steps.collect(self.pool.take_events())
         step = self._steps.cancel(step_id)
         pool = self.pool
-        for manager, request_id, first, blocks in step.registered:
+        for manager, blocks in step.registered:
             # A block that was handed out again within the step has no hash now, or one of this very step.
             pool.evict_blocks(blocks)
-            manager.unregister(request_id, first)
+            manager.unregister(blocks)
         self._steps.collect(without_revoked(step.events + pool.take_events()))
 
     def take_events(self) -> list[KVCacheEvent]:

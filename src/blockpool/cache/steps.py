@@ -8,8 +8,8 @@ from blockpool.cache.errors import StepError
 from blockpool.managers import SingleTypeKVCacheManager
 from blockpool.pool import BlockRemoved, BlockStored, KVCacheEvent
 
-# manager, request, first position, and the blocks that were registered from there on
-Registered = tuple[SingleTypeKVCacheManager, str, int, list[int]]
+# the blocks that were registered in one table of a group
+Registered = tuple[SingleTypeKVCacheManager, list[int]]
 
 
 class Step:

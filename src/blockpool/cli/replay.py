@@ -95,6 +95,10 @@ def replay(
             sizes_from = f"{memory}, {bytes_per_token:,} bytes per token"
         else:
             sizes, sizes_from = _derived_sizes(digested, block_size)
+        if max(sizes) > MAX_NUM_BLOCKS:
+            fail(
+                f"a pool of {max(sizes):,} blocks ({sizes_from}) is larger than {MAX_NUM_BLOCKS:,}: give --num-blocks"
+            )
     runs, interrupted = _run_all(digested, block_size, sizes)
     report = ReplayReport(
         traces=trace.names,

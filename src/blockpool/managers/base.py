@@ -12,7 +12,7 @@ from mypy_extensions import i32, i64
 from blockpool.managers.tables import NOTHING_FOUND, GroupHit, Table
 from blockpool.pool.block_pool import BlockPool
 from blockpool.pool.events import StorePayload
-from blockpool.pool.layout import FIELDS, FLAGS, HASHED, REF, TURN
+from blockpool.pool.layout import FIELDS, FLAGS, HASHED, REF, TOKENS, TURN
 
 
 class SingleTypeKVCacheManager:
@@ -122,10 +122,6 @@ class SingleTypeKVCacheManager:
         self.tables[request_id].extend(blocks)
         return blocks
 
-    def release(self, request_id: str) -> vec[i32]:
-        """Forget a request's table; its blocks deepest first, for the pool."""
-        return self.tables.pop(request_id).deepest_first()
-
     # -- registering ---------------------------------------------------------------------------------
 
     def unregistered(self, request_id: str, num_tokens: int, num_digests: int) -> range:
@@ -158,12 +154,30 @@ class SingleTypeKVCacheManager:
                 if not keep:
                     blocks[at] = 0
                 at += 1
+        if table.was_revoked:
+            self.skip_registered(blocks, first)
         self.pool.register(blocks, digests, first_digest, first, self.block_size, self.group_id, payload)
         table.num_registered = last
         return blocks
 
-    def unregister(self, request_id: str, first: int) -> None:
-        """The positions from `first` on were revoked from the index: offer them again when their time comes."""
-        table = self.tables.get(request_id)
-        if table is not None and table.num_registered > first:
-            table.num_registered = first
+    def skip_registered(self, blocks: vec[i32], first: i64) -> None:
+        """After a revocation, requests that share a block offer it both: the second finds it registered."""
+        records = self.pool.records
+        at: i64 = 0
+        for b in blocks:
+            covered = (first + at + 1) * self.block_size
+            if b != 0 and records.get(i64(b), FLAGS) & HASHED and records.get(i64(b), TOKENS) == covered:
+                blocks[at] = 0
+            at += 1
+
+    def unregister(self, revoked: list[int]) -> None:
+        """These blocks lost their hashes: every table that has one offers it again when its time comes."""
+        gone = set(revoked)
+        for table in self.tables.values():
+            at: i64 = 0
+            for b in table.blocks:
+                if int(b) in gone and at < table.num_registered:
+                    table.num_registered = at
+                    table.was_revoked = True
+                    break
+                at += 1

@@ -10,11 +10,15 @@ from mypy_extensions import i32, i64
 
 @final
 class Table:
-    """`blocks`: the ids. `num_registered`: how many of the leading ones were offered to the prefix index."""
+    """`blocks`: the ids. `num_registered`: how many of the leading ones were offered to the prefix index.
+
+    `was_revoked`: a cancelled step took some of them back, which others may have too.
+    """
 
     def __init__(self) -> None:
         self.blocks: vec[i32] = vec[i32]()
         self.num_registered: i64 = 0
+        self.was_revoked = False
 
     def __len__(self) -> int:
         return len(self.blocks)

@@ -52,8 +52,8 @@ def zeros64(n: i64) -> vec[i64]:
 class Records:
     """The array of records, by reference: it is replaced when room for additional hashes is made.
 
-    `base` is where entry 0 begins, so that every record is one aligned cache line. (Half of the records would
-    straddle two lines otherwise, and every random access to them would wait twice.)
+    `base` is where entry 0 begins, so that every record is one aligned cache line. (Every record would straddle two
+    lines otherwise, and a random access to it would wait twice.)
     """
 
     def __init__(self, num_entries: i64) -> None:

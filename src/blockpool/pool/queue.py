@@ -111,9 +111,11 @@ class FreeKVCacheBlockQueue:
     # -- reading -----------------------------------------------------------------------------------
 
     def __contains__(self, block: object) -> bool:
-        if not isinstance(block, int) or block < 1 or block >= self.size:
+        try:
+            number = index(block)  # type: ignore[arg-type]
+        except TypeError:
             return False
-        return self.has(block)
+        return 1 <= number < self.size and self.has(number)
 
     def get_all_free_blocks(self) -> list[int]:
         """The whole queue from its head; walks it."""

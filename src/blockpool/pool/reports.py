@@ -52,4 +52,4 @@ class PoolMetrics(Protocol):
         """The block was touched."""
 
     def on_evicted(self, block_id: int, had_hash: bool) -> None:
-        """The block was handed out again (with or without a hash), or its hashes were dropped."""
+        """The block was handed out (`had_hash`: and lost its hashes by that), or its hashes were dropped."""
