@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import random
 from typing import Any
@@ -533,6 +534,23 @@ class Collector:
 
     def on_evicted(self, block_id: int, had_hash: bool) -> None:
         self.calls.append(("evicted", block_id, had_hash))
+
+
+def test_a_pool_goes_when_its_last_user_does() -> None:
+    """No cycles: a large pool must not wait for the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(o, BlockPool) for o in gc.get_objects())
+        pool = BlockPool(8)
+        pool.free_blocks(pool.get_new_blocks(2), after=3)
+        handle = pool.blocks[3]
+        pool.audit()
+        assert sum(isinstance(o, BlockPool) for o in gc.get_objects()) == before + 1
+        del pool, handle
+        assert sum(isinstance(o, BlockPool) for o in gc.get_objects()) == before
+    finally:
+        gc.enable()
 
 
 def test_metrics_hooks() -> None:

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from operator import index
 from typing import Any, SupportsIndex, final
 
-import numpy as np
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64
 
 from blockpool.pool.audit import Fault, audit_dump
 from blockpool.pool.block import BlockSequence, KVCacheBlock
+from blockpool.pool.door import Door
 from blockpool.pool.errors import (
     AlreadyHashedError,
-    BlockPoolError,
     BoundaryError,
     CachingDisabledError,
     DigestError,
-    FenceError,
     ForeignBlockError,
-    GroupError,
     MaskError,
     NoFreeBlocksError,
     NullBlockError,
     PoolBusyError,
     ReleaseError,
-    UnknownBlockError,
 )
 from blockpool.pool.event_log import FIRST_LAST, OFF, EventLog
 from blockpool.pool.events import KVCacheEvent, StorePayload
@@ -38,17 +33,14 @@ from blockpool.pool.layout import (
     HASHED,
     MARK,
     MAX_BLOCKS,
-    MAX_GROUP,
     MORE,
     PENDING,
     REF,
     REUSED,
     TOKENS,
     TURN,
-    VEC32,
     WATCHED,
     Records,
-    zeros32,
 )
 from blockpool.pool.queue import FreeKVCacheBlockQueue
 from blockpool.pool.reports import Counters, PoolMetrics, ResetResult, Usage
@@ -96,13 +88,13 @@ class BlockPool:
         self.queue = FreeKVCacheBlockQueue(num_gpu_blocks, self.records)
         self.index = BlockHashToBlockMap(num_gpu_blocks, digest_size, self.records)
         self.fences = Fences(self.records)
+        self.door = Door(self.records, num_gpu_blocks)
         self.watchers = ReuseWatchers(self.records)
         self.busy = False
         self.changes: i64 = 0
         self.num_allocated: i64 = 0
         self.num_evicted: i64 = 0
         self.num_evicted_unused: i64 = 0
-        self.room = zeros32(64)
         self.num_gone_hashed: i64 = 0
 
     # -- handles and answers -------------------------------------------------------------------------
@@ -175,13 +167,13 @@ class BlockPool:
 
     def is_block_writable(self, block: SupportsIndex) -> bool:
         """Whether one holder has the block for itself: not null, ref_cnt 1, no hash."""
-        b = self.own_id(block)
+        b = self.door.own_id(block)
         return b != 0 and self.records.get(b, REF) == 1 and self.records.get(b, FLAGS) & HASHED == 0
 
     def get_block_hashes(self, block: SupportsIndex) -> list[tuple[bytes, int]]:
         """All keys of a block with the prefix length in tokens that each covers, the primary one first."""
         out: list[tuple[bytes, int]] = []
-        for entry in self.index.entries_of(self.own_id(block)):
+        for entry in self.index.entries_of(self.door.own_id(block)):
             out.append((self.index.key_of(entry), int(self.records.get(entry, TOKENS))))
         return out
 
@@ -193,7 +185,7 @@ class BlockPool:
         Reuse callbacks fire first; what one raises is raised after the blocks were handed out, with their ids
         in its notes. Raises NoFreeBlocksError, and evicts nothing, when n is no int, negative, or more than are free.
         """
-        count = n if isinstance(n, int) else checked_count(n)
+        count = n if isinstance(n, int) else self.door.checked_count(n)
         if count == 1 and self.metrics is None:
             b = self.take_plain()
             if b != 0:
@@ -207,7 +199,7 @@ class BlockPool:
 
     def touch(self, blocks: Iterable[SupportsIndex]) -> None:
         """One more reference on each; a free block leaves the queue. The null block is skipped."""
-        self.touch_vec(self.own_ids(blocks))
+        self.touch_vec(self.door.own_ids(blocks))
 
     def free_blocks(self, ordered_blocks: Iterable[SupportsIndex], after: SupportsIndex | None = None) -> None:
         """One reference less on each; blocks that reach 0 are queued in the given order.
@@ -222,7 +214,7 @@ class BlockPool:
         if len(blocks) == 1 and after is None and self.free_plain(blocks[0]):
             return
         try:
-            ids = self.own_ids(blocks)
+            ids = self.door.own_ids(blocks)
         except ForeignBlockError:
             self.free_in_pools(blocks, after)
             return
@@ -233,7 +225,7 @@ class BlockPool:
         if after is None:
             self.enqueue(self.lower(blocks))
         else:
-            self.defer(blocks, self.checked_fence(after))
+            self.defer(blocks, self.door.checked_fence(after))
         self.changes += 1
 
     def advance(self, fence: SupportsIndex) -> None:
@@ -242,7 +234,7 @@ class BlockPool:
         Reaching it again, or a lower one, does nothing.
         """
         self.must_not_be_busy()
-        reached = self.checked_fence(fence)
+        reached = self.door.checked_fence(fence)
         if reached <= self.fences.reached:
             return
         for release in self.fences.reach(reached):
@@ -256,7 +248,7 @@ class BlockPool:
         when the prefix cache is reset. It may call nothing of the pool but the returned handle's `done()`, which
         disarms what has not fired. Raises NullBlockError, or ReleaseError for a block that is not held.
         """
-        ids = self.own_ids(blocks)
+        ids = self.door.own_ids(blocks)
         for b in ids:
             if b == 0:
                 raise NullBlockError("the null block cannot be unpinned")
@@ -277,7 +269,7 @@ class BlockPool:
             raise DigestError(f"a digest of this pool has {self.digest_size} bytes, not {len(block_hash)}")
         out: list[int] = []
         for group in group_ids:
-            entry = self.index.find(block_hash, 0, self.checked_group(group))
+            entry = self.index.find(block_hash, 0, self.door.checked_group(group))
             if entry == 0:
                 return None
             out.append(self.index.block_of(entry))
@@ -313,7 +305,7 @@ class BlockPool:
         if first < 0 or last < first or last > len(block_ids):
             raise BoundaryError(f"blocks {first} to {last} of a table of {len(block_ids)}")
         whole = first == 0 and last == len(block_ids)
-        ids = self.own_ids(block_ids if whole else block_ids[first:last])
+        ids = self.door.own_ids(block_ids if whole else block_ids[first:last])
         if block_mask is not None:
             if len(block_mask) != last - first:
                 raise MaskError(f"a mask of {len(block_mask)} for {last - first} blocks")
@@ -341,8 +333,8 @@ class BlockPool:
         an additional hash. `replace_existing_hashes`: the block's only hash from now on. The null block is skipped.
         Raises BoundaryError when num_tokens is not a positive multiple of hash_block_size.
         """
-        b = self.own_id(block)
-        group = self.checked_group(group_id)
+        b = self.door.own_id(block)
+        group = self.door.checked_group(group_id)
         unit = self.hash_block_size
         if num_tokens < unit or num_tokens % unit != 0:
             raise BoundaryError(f"a boundary at {num_tokens} tokens is not a positive multiple of {unit}")
@@ -370,8 +362,8 @@ class BlockPool:
 
         Raises AlreadyHashedError when dst has a hash, NullBlockError when either is the null block.
         """
-        s = self.own_id(src)
-        d = self.own_id(dst)
+        s = self.door.own_id(src)
+        d = self.door.own_id(dst)
         if s == 0 or d == 0:
             raise NullBlockError("the null block has no hashes to move or take")
         if self.records.get(d, FLAGS) & HASHED:
@@ -386,7 +378,7 @@ class BlockPool:
 
     def evict_blocks(self, block_ids: Iterable[SupportsIndex]) -> None:
         """Drop the hashes of blocks, whatever their ref_cnt. Frees nothing, moves nothing in the queue."""
-        ids = self.own_ids(block_ids)
+        ids = self.door.own_ids(block_ids)
         self.must_not_be_busy()
         evicted: list[int] = []
         for b in ids:
@@ -534,7 +526,7 @@ class BlockPool:
         self.records.warm(blocks)
         meta = self.records.meta
         base = self.records.base
-        leaving = self.room_for(len(blocks))
+        leaving = self.records.room_for(len(blocks))
         count: i64 = 0
         for b in blocks:
             if b != 0:
@@ -555,7 +547,7 @@ class BlockPool:
                     self.metrics.on_accessed(int(b))
 
     def lookup_vec(self, digests: bytes, first: i64, last: i64, stride: i64, group_id: int) -> vec[i32]:
-        group = self.checked_group(group_id)
+        group = self.door.checked_group(group_id)
         width = i64(self.digest_size)
         count = i64(len(digests)) // width
         if stride < 1:
@@ -584,7 +576,7 @@ class BlockPool:
 
         `digests` may be a piece of the chain: its first digest is the chain's digest `first_digest`.
         """
-        group = self.checked_group(group_id)
+        group = self.door.checked_group(group_id)
         self.must_be_caching()
         unit = self.hash_block_size
         if block_size < 1 or block_size % unit != 0:
@@ -634,7 +626,7 @@ class BlockPool:
         self.records.warm(blocks)
         meta = self.records.meta
         base = self.records.base
-        gone = self.room_for(len(blocks))
+        gone = self.records.room_for(len(blocks))
         count: i64 = 0
         hashed: i64 = 0
         done: i64 = 0
@@ -720,13 +712,13 @@ class BlockPool:
         for block in blocks:
             owner = block.pool if isinstance(block, KVCacheBlock) else self
             by_pool.setdefault(owner, []).append(block)
-        parts: list[tuple[BlockPool, vec[i32]]] = [(pool, pool.own_ids(part)) for pool, part in by_pool.items()]
+        parts: list[tuple[BlockPool, vec[i32]]] = [(pool, pool.door.own_ids(part)) for pool, part in by_pool.items()]
         for pool, ids in parts:
             pool.must_not_be_busy()
             if after is None:
                 pool.check_releasable(ids)
             else:
-                pool.checked_fence(after)
+                pool.door.checked_fence(after)
                 pool.check_deferrable(ids)
         for pool, ids in parts:
             pool.free_vec(ids, after)
@@ -872,71 +864,7 @@ class BlockPool:
             metrics.on_allocated(block)
             at += 1
 
-    # -- the door: what callers give, checked --------------------------------------------------------
-
-    def own_id(self, block: SupportsIndex) -> i64:
-        if isinstance(block, KVCacheBlock):
-            if block.pool is not self:
-                raise ForeignBlockError(f"block {block.block_id} belongs to another pool")
-            return block._id
-        try:
-            number = index(block)
-        except TypeError:
-            raise UnknownBlockError(f"{block!r} is neither a block id nor a block") from None
-        if number < 0 or number >= self.num_gpu_blocks:
-            raise UnknownBlockError(f"block {number} is unknown: ids run from 0 to {self.num_gpu_blocks - 1}")
-        return number
-
-    def own_ids(self, blocks: Iterable[SupportsIndex]) -> vec[i32]:
-        if type(blocks) is VEC32:
-            for b in blocks:
-                if b < 0 or i64(b) >= self.size:
-                    self.own_id(int(b))
-            return blocks
-        if isinstance(blocks, list):
-            return self.own_ids_of_list(blocks)
-        if isinstance(blocks, np.ndarray):
-            return self.own_ids_of_list(blocks.tolist())
-        return self.own_ids_of_list(list(blocks))
-
-    def own_ids_of_list(self, blocks: list[SupportsIndex]) -> vec[i32]:
-        size = self.size
-        room = self.room_for(len(blocks))
-        count: i64 = 0
-        try:
-            for block in blocks:
-                b: i64 = -1
-                if isinstance(block, int):
-                    b = block
-                if b < 0 or b >= size:
-                    b = self.own_id(block)
-                room[count] = i32(b)
-                count += 1
-        except BlockPoolError:
-            raise
-        except ValueError:  # an int beyond 64 bits, in compiled code
-            raise UnknownBlockError(f"a block id is beyond all ids: they run from 0 to {size - 1}") from None
-        return room[:count]
-
-    def room_for(self, count: i64) -> vec[i32]:
-        """Scratch space: filling it and copying the part that was filled costs less than appending one by one."""
-        if len(self.room) < count:
-            self.room = zeros32(2 * count)
-        return self.room
-
-    def checked_group(self, group_id: int) -> i64:
-        if group_id < 0 or group_id > MAX_GROUP:
-            raise GroupError(f"group id {group_id} is not from 0 to {MAX_GROUP}")
-        return group_id
-
-    def checked_fence(self, fence: SupportsIndex) -> int:
-        try:
-            number = index(fence)
-        except TypeError:
-            number = -1
-        if number < 0:
-            raise FenceError(f"a fence is an int of 0 or more, not {fence!r}")
-        return number
+    # -- states in which a call is refused ------------------------------------------------------------
 
     def must_be_caching(self) -> None:
         self.must_not_be_busy()
@@ -955,10 +883,3 @@ def as_list(ids: vec[i32]) -> list[int]:
         out[at] = int(b)
         at += 1
     return out
-
-
-def checked_count(n: SupportsIndex) -> int:
-    try:
-        return index(n)
-    except TypeError:
-        raise NoFreeBlocksError(f"a number of blocks is an int, not {n!r}") from None

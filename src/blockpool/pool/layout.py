@@ -61,12 +61,19 @@ class Records:
         self.meta = zeros32((num_entries + 1) * FIELDS)
         self.base: i64 = to_cache_line(self.meta)
         self.sink: i64 = 0
+        self.room = zeros32(64)
 
     def get(self, entry: i64, field: i64) -> i64:
         return i64(self.meta[self.base + entry * FIELDS + field])
 
     def set(self, entry: i64, field: i64, value: i64) -> None:
         self.meta[self.base + entry * FIELDS + field] = i32(value)
+
+    def room_for(self, count: i64) -> vec[i32]:
+        """Scratch space: filling it and copying the part that was filled costs less than appending one by one."""
+        if len(self.room) < count:
+            self.room = zeros32(2 * count)
+        return self.room
 
     def warm(self, entries: vec[i32]) -> None:
         """Read a field of each record: a short loop, so that many cache misses overlap."""
