@@ -22,7 +22,7 @@ help:
 # Compiled where there is a compiler, pure elsewhere: `blockpool version` says which.
 $(COMPILED)/installed: $(SOURCES)
 	@test -x $(COMPILED)/bin/python || $(PYTHON) -m venv $(COMPILED)
-	@echo "building blockpool into $(COMPILED) (about a minute the first time)"
+	@echo "building blockpool into $(COMPILED) (a minute or two the first time)"
 	@rm -rf build/wheel
 	@$(COMPILED)/bin/python $(PIP) wheel --no-deps --wheel-dir build/wheel .
 	@$(COMPILED)/bin/python $(PIP) install --force-reinstall --no-deps build/wheel/blockpool-*.whl

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import numpy as np
 import pytest
 
 from blockpool.cache import (
@@ -122,6 +123,80 @@ class TestPlan:
             manager.commit(refusal)
         manager.pool.advance(9)
         assert manager.allocate_slots(request("b", 12, 50), 12) is not None
+
+    def test_a_fence_that_frees_the_hit_itself_does_not_help(self) -> None:
+        manager = cache(6)
+        a, other = request("a", 9), request("other", 4, 90)
+        run(manager, a)
+        run(manager, other)
+        manager.free(a, after=0)  # 3 blocks deferred, 2 of them the hit of the next
+        r = Request("r", [*range(8), *range(50, 62)], hasher=HASHER)
+        hit = manager.get_computed_blocks(r)
+        refusal = manager.plan(r, 12, hit=hit)
+        assert isinstance(refusal, Refusal)
+        assert (hit.num_tokens, refusal.pools[0].needed, refusal.pools[0].free) == (8, 3, 2)
+        assert (refusal.reason, refusal.pools[0].next_fence) == (RefusalReason.WAIT_FOR_FENCE, 0)
+        longer = Request("longer", [*range(8), *range(50, 66)], hasher=HASHER)
+        refusal = manager.plan(longer, 16, hit=manager.get_computed_blocks(longer))
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason is RefusalReason.NO_ROOM  # 4 needed, 2 free, 1 to come
+
+    def test_the_fence_named_is_the_one_that_makes_room(self) -> None:
+        manager = cache(6)
+        requests = [request(f"r{i}", 8, 20 * i) for i in range(3)]
+        for fence, r in enumerate(requests):
+            run(manager, r)
+            manager.free(r, after=fence)
+        for tokens, fence in ((8, 0), (12, 1), (20, 2)):
+            refusal = manager.plan(request("new", tokens, 200), tokens)
+            assert isinstance(refusal, Refusal)
+            assert (refusal.reason, refusal.pools[0].next_fence) == (RefusalReason.WAIT_FOR_FENCE, fence)
+
+    def test_a_chain_of_another_unit_is_refused_before_the_plan(self) -> None:
+        manager = cache()
+        other = Request("a", range(20), hasher=BlockHasher(hash_block_size=8, seed="rules"))
+        with pytest.raises(RequestError, match="8 tokens"):
+            manager.plan(other, 20)
+
+    def test_hits_and_plans_of_another_cache_are_refused(self) -> None:
+        one, two = cache(), cache()
+        run(one, request("a", 9))
+        run(two, request("b", 9, 50))
+        r = request("r", 9)
+        hit = one.get_computed_blocks(r)
+        with pytest.raises(RequestError, match="another cache"):
+            two.plan(r, 1, hit=hit)
+        with pytest.raises(RequestError, match="another cache"):
+            two.commit(one.plan(r, 1, hit=hit))
+
+    def test_a_second_request_of_the_same_id_gets_nothing_of_the_first(self) -> None:
+        manager = cache()
+        run(manager, request("x", 9))
+        second = request("x", 9, 50)
+        with pytest.raises(RequestError, match="without blocks"):
+            manager.allocate_slots(second, 9, 0, manager.get_computed_blocks(second))
+
+    def test_hooks_that_raise_lose_nothing(self) -> None:
+        class Failing:
+            def on_allocated(self, block_id: int) -> None:
+                raise KeyError(block_id)
+
+            def on_accessed(self, block_id: int) -> None:
+                raise KeyError(block_id)
+
+            def on_evicted(self, block_id: int, had_hash: bool) -> None:
+                pass
+
+        manager = cache(metrics=Failing())
+        a, b = request("a", 9), request("b", 13)
+        for r, blocks in ((a, 3), (b, 4)):
+            hit = manager.get_computed_blocks(r)
+            with pytest.raises((KeyError, BaseExceptionGroup)):
+                manager.allocate_slots(r, r.num_tokens - hit.num_tokens, hit.num_tokens, hit)
+            assert len(manager.get_block_ids(r)[0]) == blocks
+        assert manager.free(a) is True
+        assert manager.free(b) is True
+        assert manager.pool.get_num_free_blocks() == 20
 
     def test_a_hit_that_was_handed_out_since_is_stale(self) -> None:
         manager = cache(4)
@@ -484,6 +559,8 @@ class TestRequest:
         with pytest.raises(ValueError, match="-5"):
             r.append_output_tokens([1, -5])
         assert (r.num_tokens, r.all_token_ids) == (9, list(range(9)))
+        r.append_output_tokens(np.int64(5))
+        assert r.all_token_ids == [*range(9), 5]
         with pytest.raises(RequestError):
             Request("u", num_prompt_tokens=3).append_output_tokens(1)
 

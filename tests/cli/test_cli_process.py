@@ -158,3 +158,31 @@ def test_ctrl_c_prints_what_is_known(as_json: bool):
         assert known["prompt_tokens"] > known["hit_tokens"] > 0
     else:
         assert "The run with 2,500 blocks was interrupted after 256 of " in stdout
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_an_output_that_cannot_be_written_is_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "blockpool.cli", "version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("blockpool: error: cannot write the output")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_hash_kernel_that_is_not_there_is_one_line():
+    done = subprocess.run(
+        [sys.executable, "-m", "blockpool.cli", "version"],
+        env={**os.environ, "BLOCKPOOL_HASH_KERNEL": "bogus"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("blockpool: error: hash kernel 'bogus'")
+    assert done.stderr.count("\n") == 1

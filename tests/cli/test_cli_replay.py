@@ -119,7 +119,7 @@ def test_too_little_memory(trace: str, memory: str):
 def test_pools_larger_than_a_pool_can_be(trace: str, tmp_path: Path):
     assert "larger than" in bad_input(trace, "--memory", "100PB", "--bytes-per-token", "1")
     huge = tmp_path / "huge.jsonl"
-    huge.write_text('{"tokens": [1], "output_length": 1099511627776}\n')
+    huge.write_text('{"tokens": [1], "output_length": 2147483647}\n')
     assert "larger than" in bad_input(str(huge))
 
 

@@ -97,6 +97,7 @@ def test_every_invariant_that_the_audit_knows_is_broken_above() -> None:
         (lambda d: d.pop("queue"), "queue"),
         (lambda d: d.update(num_free_blocks="many"), "num_free_blocks"),
         (lambda d: d.update(num_gpu_blocks=0), "num_gpu_blocks"),
+        (lambda d: d.update(num_gpu_blocks=10**12), "blocks must list"),
         (lambda d: d["blocks"].pop(), "blocks"),
         (lambda d: d["blocks"][3].update(id=2), "repeated"),
         (lambda d: d["blocks"][3].update(id=99), "99"),
@@ -109,6 +110,12 @@ def test_what_is_no_dump_is_refused(damage: Callable[[Dump], Any], words: str) -
     damage(dump)
     with pytest.raises(DumpError, match=words):
         audit_dump(dump)
+
+
+def test_without_an_index_hashes_are_not_checked() -> None:
+    dump = sound()
+    del dump["index"]
+    assert audit_dump(dump) == []
 
 
 def test_a_minimal_dump_of_another_engine_can_be_audited() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import hashlib
 import random
@@ -23,6 +24,7 @@ from blockpool.pool import (
     FenceError,
     ForeignBlockError,
     GroupError,
+    KVCacheBlock,
     MaskError,
     NoFreeBlocksError,
     NullBlockError,
@@ -313,6 +315,27 @@ class TestReuseCallbacks:
             pool.get_new_blocks(2)
         assert pool.audit() == []
 
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+    def test_even_an_interrupt_comes_after_the_operation(self, error: type[BaseException]) -> None:
+        def stop(block: int) -> None:
+            raise error
+
+        for act in (lambda pool: pool.get_new_blocks(3), lambda pool: pool.reset_prefix_cache()):
+            pool = BlockPool(4)
+            pool.unpin_blocks(pool.get_new_blocks(3), stop)
+            with pytest.raises(BaseExceptionGroup) as caught:
+                act(pool)
+            assert len(caught.value.exceptions) == 3
+            assert pool.audit() == []
+            pool.evict_blocks([1])  # not refused as if the callback still ran
+
+    def test_what_is_no_callback_is_refused_at_once(self) -> None:
+        pool = BlockPool(4)
+        blocks = pool.get_new_blocks(1)
+        with pytest.raises(TypeError):
+            pool.unpin_blocks(blocks, 5)  # type: ignore[arg-type]
+        assert pool.blocks[blocks[0]].ref_cnt == 1
+
     def test_it_may_call_nothing_of_its_pool(self) -> None:
         for call in (
             lambda: pool.get_new_blocks(1),
@@ -377,6 +400,45 @@ class TestRegistering:
             with pytest.raises(error):
                 call()
             assert snapshot(pool) == before
+
+    @pytest.mark.parametrize("huge", [2**31, 16 * 2**58, 2**63, 2**70, -(2**70)])
+    def test_numbers_beyond_every_limit_are_named_and_change_nothing(self, huge: int) -> None:
+        pool = BlockPool(8)
+        blocks = pool.get_new_blocks(2)
+        before = snapshot(pool)
+        raw = chain(1, 2)
+        for call, error in (
+            (lambda: pool.get_new_blocks(huge), NoFreeBlocksError),
+            (lambda: pool.cache_full_blocks(blocks, raw, 0, 2, huge, 0), BoundaryError),
+            (lambda: pool.cache_full_blocks(blocks, raw, 0, 2, 16, huge), GroupError),
+            (lambda: pool.cache_full_blocks(blocks, raw, huge, huge, 16, 0), BoundaryError),
+            (lambda: pool.cache_partial_block(blocks[0], digest(1), 16 * huge, 0, 16), BoundaryError),
+            (lambda: pool.cache_partial_block(blocks[0], digest(1), 16, 0, huge), BoundaryError),
+            (lambda: pool.lookup_run(raw, huge, 2, 1, 0), DigestError),
+            (lambda: pool.lookup_run(raw, 0, huge, 1, 0), DigestError),
+            (lambda: pool.lookup_run(raw, 0, 2, huge, 0), DigestError),
+            (lambda: pool.lookup_run(raw, 0, 2, 1, huge), GroupError),
+            (lambda: pool.get_cached_block(digest(1), [huge]), GroupError),
+            (lambda: pool.free_block_queue.append(huge), UnknownBlockError),
+            (lambda: pool.free_block_queue.popleft_n(huge), NoFreeBlocksError),
+            (lambda: pool.cached_block_hash_to_block.insert(digest(1) + bytes(4), huge), UnknownBlockError),
+            (lambda: KVCacheBlock(pool, huge), UnknownBlockError),
+            (lambda: BlockPool(huge), ValueError),
+            (lambda: BlockPool(4, digest_size=huge), DigestError),
+            (lambda: BlockPool(4, hash_block_size=huge), BoundaryError),
+        ):
+            with pytest.raises(error):
+                call()
+            assert snapshot(pool) == before
+        pool.cache_full_blocks(blocks, raw, 0, 2, 16, 0)
+        assert huge not in pool.free_block_queue
+
+    def test_a_mask_is_anything_that_is_true_or_not(self) -> None:
+        for mask in ((1, 0), np.array([True, False]), [True, False]):
+            pool = BlockPool(8)
+            blocks = pool.get_new_blocks(2)
+            pool.cache_full_blocks(blocks, chain(1, 2), 0, 2, 16, 0, block_mask=mask)
+            assert [pool.blocks[b].block_hash is not None for b in blocks] == [True, False]
 
     def test_with_caching_off_there_are_no_hashes(self) -> None:
         pool = BlockPool(4, enable_caching=False)
@@ -513,6 +575,27 @@ class TestEvents:
         assert pool.reset_prefix_cache()
         assert pool.take_events() == [AllBlocksCleared(medium="CPU")]
 
+    def test_a_payload_that_raises_does_so_before_anything_is_registered(self) -> None:
+        def fail(*_: int) -> Any:
+            raise RuntimeError("payload")
+
+        pool = BlockPool(8, hash_block_size=4, events="first_last")
+        blocks = pool.get_new_blocks(4)
+        before = snapshot(pool)
+        for payload in (
+            StorePayload(token_ids=range(16), extra_keys=fail),
+            StorePayload(token_ids=range(16), lookahead=fail),
+            StorePayload(token_ids=["x"] * 16),  # type: ignore[list-item]
+        ):
+            for call in (
+                lambda: pool.cache_full_blocks(blocks, chain(1, 2), 0, 2, 4, 0, payload=payload),
+                lambda: pool.cache_partial_block(blocks[0], digest(1), 4, 0, 8, payload=payload),
+            ):
+                with pytest.raises((RuntimeError, ValueError)):
+                    call()
+                assert snapshot(pool) == before
+        assert pool.take_events() == []
+
     def test_off_means_none(self) -> None:
         pool = BlockPool(5)
         b = pool.get_new_blocks(4)
@@ -573,6 +656,35 @@ def test_metrics_hooks() -> None:
     pool.free_blocks([b])
     pool.get_new_blocks(1)
     assert seen.calls == [("evicted", 2, True), ("allocated", 2)]
+
+
+def test_a_hook_that_raises_does_so_after_the_operation() -> None:
+    class Failing(Collector):
+        failing = False
+
+        def fail(self) -> None:
+            if self.failing:
+                raise KeyError("hook")
+
+        def on_allocated(self, block_id: int) -> None:
+            self.fail()
+
+        def on_accessed(self, block_id: int) -> None:
+            self.fail()
+
+    hooks = Failing()
+    pool = BlockPool(6, metrics=hooks)
+    blocks = pool.get_new_blocks(2)
+    hooks.failing = True
+    with pytest.raises(KeyError) as caught:
+        pool.get_new_blocks(2)
+    assert "handed out [3, 4]" in caught.value.__notes__[0]
+    with pytest.raises(KeyError):
+        pool.touch(blocks)
+    assert [pool.blocks[b].ref_cnt for b in range(6)] == [0, 2, 2, 1, 1, 0]
+    assert pool.audit() == []
+    hooks.failing = False
+    assert pool.get_new_blocks(1) == [5]
 
 
 def test_a_reset_names_what_stands_in_the_way() -> None:

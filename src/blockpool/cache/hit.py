@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from blockpool.managers import GroupHit
+from blockpool.pool import BlockPool
 
 
 class WhyNotMore(Enum):
@@ -27,12 +28,14 @@ class Hit:
         num_tokens: int,
         groups: tuple[GroupHit, ...],
         why_not_more: WhyNotMore,
+        pool: BlockPool,
         pool_version: int,
     ) -> None:
         self.request_id = request_id
         self.num_tokens = num_tokens
         self.groups = groups
         self.why_not_more = why_not_more
+        self.pool = pool
         self.pool_version = pool_version
 
     @property

@@ -127,10 +127,10 @@ class KVCacheManager:
                 why = WhyNotMore.COLLISION if collided else WhyNotMore.MISS
                 found = manager.shortened(found, true)
                 num_blocks = true
-        return Hit(request.request_id, num_blocks * size, (found,), why, version)
+        return Hit(request.request_id, num_blocks * size, (found,), why, self.pool, version)
 
     def _no_hit(self, request: Request, why: WhyNotMore) -> Hit:
-        return Hit(request.request_id, 0, (), why, self.pool.version)
+        return Hit(request.request_id, 0, (), why, self.pool, self.pool.version)
 
     def _check_chain(self, request: Request, chain: BlockHashes) -> None:
         if chain.hash_block_size != self.pool.hash_block_size or chain.digest_size != self.pool.digest_size:
@@ -167,6 +167,8 @@ class KVCacheManager:
                 f"request {request.request_id!r}: num_new_tokens {num_new_tokens}, num_lookahead_tokens"
                 f" {num_lookahead_tokens} and reserved_blocks {reserved_blocks} must not be negative"
             )
+        if request.block_hashes is not None:
+            self._check_chain(request, request.block_hashes)
         manager = self.managers[0]
         held = manager.num_held(request.request_id)
         if hit is not None:
@@ -191,7 +193,7 @@ class KVCacheManager:
         if num_new == 0 and hit is None and held:
             if to_register == 0 or manager.is_registered(request.request_id, to_register):
                 return EMPTY_PLAN
-            return AllocationPlan(request, self.pool.version, None, (0,), to_register)
+            return AllocationPlan(request, self.pool, self.pool.version, None, (0,), to_register)
         evictable = 0
         if hit is not None:
             if hit.pool_version != self.pool.version and not manager.holds_still(hit.groups[0]):
@@ -208,13 +210,15 @@ class KVCacheManager:
         if full_sequence_must_fit:
             needed = max(needed, whole - held - adopted + evictable)
         if needed + withheld > self.pool.get_num_free_blocks():
-            return self._refusal(request, None, needed, withheld)
-        return AllocationPlan(request, self.pool.version, hit, (num_new,), to_register)
+            return self._refusal(request, None, needed, withheld, hit)
+        return AllocationPlan(request, self.pool, self.pool.version, hit, (num_new,), to_register)
 
     def _check_hit(self, request: Request, hit: Hit, held: int) -> None:
         if hit.request_id != request.request_id:
             raise RequestError(f"request {request.request_id!r}: this hit is of request {hit.request_id!r}")
-        if hit.num_tokens and (held or request.num_computed_tokens):
+        if hit.pool is not self.pool:
+            raise RequestError(f"request {request.request_id!r}: this hit is of another cache")
+        if (hit.num_tokens or not request.num_computed_tokens) and (held or request.num_computed_tokens):
             raise RequestError(
                 f"request {request.request_id!r}: a hit is for a request without blocks and computed tokens,"
                 f" this one has {held} blocks and {request.num_computed_tokens} tokens"
@@ -225,12 +229,22 @@ class KVCacheManager:
                 f" {request.num_tokens} to compute"
             )
 
-    def _refusal(self, request: Request, reason: RefusalReason | None, needed: int, withheld: int) -> Refusal:
+    def _refusal(
+        self, request: Request, reason: RefusalReason | None, needed: int, withheld: int, hit: Hit | None = None
+    ) -> Refusal:
         usage = self.pool.get_usage_parts()
+        helps = self.pool.next_fence
         if reason is None:
-            enough = needed + withheld <= usage.free + usage.deferred
-            reason = RefusalReason.WAIT_FOR_FENCE if enough else RefusalReason.NO_ROOM
-        room = PoolRoom(needed, withheld, usage.free, usage.deferred, usage.held, self.pool.next_fence)
+            reason = RefusalReason.NO_ROOM
+            until = self.pool.get_deferred_blocks()
+            if hit is not None:  # what the request would adopt is not given back to it
+                for block in hit.groups[0].block_ids():
+                    until.pop(block, None)
+            missing = needed + withheld - usage.free
+            if missing <= len(until):
+                reason = RefusalReason.WAIT_FOR_FENCE
+                helps = sorted(until.values())[missing - 1]
+        room = PoolRoom(needed, withheld, usage.free, usage.deferred, usage.held, helps)
         return Refusal(request.request_id, reason, (room,))
 
     # -- committing ----------------------------------------------------------------------------------
@@ -245,6 +259,8 @@ class KVCacheManager:
         request = plan.request
         if request is None:
             return NO_BLOCKS
+        if plan.pool is not self.pool:
+            raise RequestError(f"request {request.request_id!r}: this plan is of another cache")
         if plan.pool_version != self.pool.version:
             raise StalePlan(
                 f"request {request.request_id!r}: planned on pool version {plan.pool_version}, it is at"

@@ -8,11 +8,12 @@ import msgspec
 
 from blockpool.cache.hit import Hit
 from blockpool.cache.request import Request
+from blockpool.pool import BlockPool
 
 
 class RefusalReason(Enum):
     NO_ROOM = "no_room"  # others hold the blocks
-    WAIT_FOR_FENCE = "wait_for_fence"  # enough is deferred: after `next_fence` there will be room
+    WAIT_FOR_FENCE = "wait_for_fence"  # enough is deferred: after `next_fence` there is room, if nobody else takes it
     NEVER_FITS = "never_fits"  # more than the empty pool has
     STALE_HIT = "stale_hit"  # the hit no longer holds: look up again
     STATE_NOT_READY = "state_not_ready"
@@ -22,7 +23,8 @@ class RefusalReason(Enum):
 class PoolRoom(msgspec.Struct, frozen=True):
     """What one pool would have to give, and has; all in blocks.
 
-    `needed` counts new blocks and hits that stand in the free queue; `withheld` what watermark and reserve keep.
+    `needed` counts new blocks and hits that stand in the free queue; `withheld` what watermark and reserve keep;
+    `next_fence` is the lowest fence that frees anything, for `wait_for_fence` the one after which there is room.
     """
 
     needed: int
@@ -62,6 +64,7 @@ class AllocationPlan(msgspec.Struct, frozen=True):
     """
 
     request: Request | None
+    pool: BlockPool | None
     pool_version: int
     hit: Hit | None
     num_new_blocks: tuple[int, ...]
@@ -69,4 +72,4 @@ class AllocationPlan(msgspec.Struct, frozen=True):
 
 
 #: The plan of every step that needs no block and fills none: shared, so that such a step allocates nothing.
-EMPTY_PLAN = AllocationPlan(None, -1, None, (), 0)
+EMPTY_PLAN = AllocationPlan(None, None, -1, None, (), 0)

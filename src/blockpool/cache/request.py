@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import index
+from typing import SupportsIndex
 
 from mypy_extensions import mypyc_attr
 
@@ -65,11 +67,11 @@ class Request:
         self.lora_id = lora_id
         self.session_id = session_id
 
-    def append_output_tokens(self, token_ids: int | Iterable[int]) -> None:
+    def append_output_tokens(self, token_ids: SupportsIndex | Iterable[int]) -> None:
         """Verified tokens that the model produced: the request grows, and its chain with it."""
         if self.all_token_ids is None:
             raise RequestError(f"request {self.request_id!r}: its tokens are unknown, none can be appended")
-        tokens = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        tokens = list(token_ids) if isinstance(token_ids, Iterable) else [index(token_ids)]
         if self.block_hashes is not None:
             self.block_hashes.append_tokens(tokens)
         self.all_token_ids.extend(tokens)

@@ -48,7 +48,7 @@ class StepLog:
 
     def acknowledge(self, step_id: int) -> None:
         """Release the events of this step and of those before it."""
-        if step_id > self.newest:
+        if step_id > self.newest and self.newest >= 0:
             raise StepError(f"step {step_id} was never begun, the newest is {self.newest}")
         while self.in_flight and self.in_flight[0].step_id <= step_id:
             self.released.extend(self.in_flight.popleft().events)

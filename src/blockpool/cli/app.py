@@ -2,6 +2,7 @@
 
 import io
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -30,6 +31,23 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="blockpool")
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        end(f"cannot write the output: {error.strerror or error}")
+    except RuntimeError as error:
+        # By name, since importing hashing is what failed: BLOCKPOOL_HASH_KERNEL asks for a kernel that is not there.
+        if type(error).__name__ != "KernelUnavailable":
+            raise
+        end(str(error))
+
+
+def end(message: str) -> NoReturn:
+    """One line on stderr, exit 2, and nothing more on a standard output that may be broken."""
+    print("blockpool: error:", message, file=sys.stderr)
+    sys.stdout = io.StringIO()
+    sys.exit(2)

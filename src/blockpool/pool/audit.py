@@ -83,7 +83,7 @@ def read_dump(dump: Mapping[str, Any]) -> Dump:
     if read.num_gpu_blocks < 1:
         raise DumpError(f"num_gpu_blocks must be at least 1, not {read.num_gpu_blocks}")
     ids = [row.id for row in read.blocks]
-    if sorted(ids) != list(range(read.num_gpu_blocks)):
+    if len(ids) != read.num_gpu_blocks or sorted(ids) != list(range(read.num_gpu_blocks)):
         repeated = sorted(block for block, times in Counter(ids).items() if times > 1)
         outside = sorted(block for block in set(ids) if not 0 <= block < read.num_gpu_blocks)
         raise DumpError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, final
 
 from mypy_extensions import i64, mypyc_attr
 
+from blockpool.pool.errors import UnknownBlockError
 from blockpool.pool.layout import FLAGS, HASHED, REF, TOKENS, TURN
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ class KVCacheBlock:
     """`pool.blocks[7]`: made on demand, equal by (pool, id), accepted wherever a block id is."""
 
     def __init__(self, pool: BlockPool, block_id: int) -> None:
+        if block_id < 0 or block_id >= pool.num_gpu_blocks:
+            raise UnknownBlockError(f"block {block_id} is unknown: ids run from 0 to {pool.num_gpu_blocks - 1}")
         self._pool = pool
         self._id: i64 = block_id
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, SupportsIndex, final
+from typing import Any, Final, SupportsIndex, final
 
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64
@@ -24,7 +24,7 @@ from blockpool.pool.errors import (
     ReleaseError,
 )
 from blockpool.pool.event_log import FIRST_LAST, OFF, EventLog
-from blockpool.pool.events import KVCacheEvent, StorePayload
+from blockpool.pool.events import KVCacheEvent, StorePayload, Told, prepare
 from blockpool.pool.fences import Fences
 from blockpool.pool.index import BlockHashToBlockMap
 from blockpool.pool.layout import (
@@ -45,6 +45,8 @@ from blockpool.pool.layout import (
 from blockpool.pool.queue import FreeKVCacheBlockQueue
 from blockpool.pool.reports import Counters, PoolMetrics, ResetResult, Usage
 from blockpool.pool.reuse import ReuseHandle, ReuseWatchers
+
+MOST_TOKENS: Final = (1 << 31) - 1  # a record keeps lengths in 32 bits
 
 
 @final
@@ -70,12 +72,15 @@ class BlockPool:
         medium: str = "GPU",
         metrics: PoolMetrics | None = None,
     ) -> None:
-        if num_gpu_blocks < 1 or num_gpu_blocks > MAX_BLOCKS:
+        most: int = MAX_BLOCKS  # compared as an int: what is given may not fit 64 bits
+        if num_gpu_blocks < 1 or num_gpu_blocks > most:
             raise ValueError(
                 f"num_gpu_blocks must be from 1 (the null block alone) to {MAX_BLOCKS}, not {num_gpu_blocks}"
             )
-        if hash_block_size < 1:
-            raise BoundaryError(f"hash_block_size must be at least 1, not {hash_block_size}")
+        if hash_block_size < 1 or hash_block_size > MOST_TOKENS:
+            raise BoundaryError(f"hash_block_size must be from 1 to {MOST_TOKENS}, not {hash_block_size}")
+        if digest_size not in (8, 16, 24, 32):
+            raise DigestError(f"digest_size must be 8, 16, 24 or 32 bytes, not {digest_size}")
         self.num_gpu_blocks = num_gpu_blocks
         self.size: i64 = num_gpu_blocks
         self.enable_caching = enable_caching
@@ -132,6 +137,10 @@ class BlockPool:
     def next_fence(self) -> int | None:
         """The lowest fence that would release anything, None without deferred references."""
         return self.fences.next_fence()
+
+    def get_deferred_blocks(self) -> dict[int, int]:
+        """The blocks whose every reference waits for a fence, with the fence that frees each."""
+        return self.fences.deferred_until()
 
     @property
     def counters(self) -> Counters:
@@ -190,16 +199,18 @@ class BlockPool:
             b = self.take_plain()
             if b != 0:
                 return [b]
+        self.must_not_be_busy()
+        if count > self.queue.num_free_blocks or count < 0:
+            raise NoFreeBlocksError(f"cannot hand out {count} blocks: {self.queue.num_free_blocks} are free")
         out = as_list(self.take(count))
         if self.watchers.errors:
-            for error in self.watchers.errors:
-                error.add_note(f"raised by a reuse callback; get_new_blocks handed out {out} all the same")
-            self.watchers.raise_errors()
+            self.watchers.raise_errors(f"get_new_blocks handed out {out} all the same")
         return out
 
     def touch(self, blocks: Iterable[SupportsIndex]) -> None:
         """One more reference on each; a free block leaves the queue. The null block is skipped."""
         self.touch_vec(self.door.own_ids(blocks))
+        self.watchers.raise_errors()
 
     def free_blocks(self, ordered_blocks: Iterable[SupportsIndex], after: SupportsIndex | None = None) -> None:
         """One reference less on each; blocks that reach 0 are queued in the given order.
@@ -252,6 +263,8 @@ class BlockPool:
         for b in ids:
             if b == 0:
                 raise NullBlockError("the null block cannot be unpinned")
+        if not callable(on_reuse):
+            raise TypeError(f"on_reuse must be callable, not {on_reuse!r}")
         self.must_not_be_busy()
         gone = self.lower(ids)
         handle = ReuseHandle(self.watchers, on_reuse)
@@ -281,6 +294,11 @@ class BlockPool:
         `digests` is a chain's buffer, digest after digest; leftwards when last < first (to reach digest 0, last
         is -1). Stops at the first miss. Raises DigestError when the range leaves the buffer.
         """
+        count = len(digests) // self.digest_size
+        if stride < 1 or stride > MOST_TOKENS:
+            raise DigestError(f"stride must be from 1 to {MOST_TOKENS}, not {stride}")
+        if first < 0 or last < -1 or last > count or (last < first and first >= count):
+            raise DigestError(f"digests {first} to {last} of a buffer of {count}")
         return as_list(self.lookup_vec(digests, first, last, stride, group_id))
 
     # -- registering ---------------------------------------------------------------------------------
@@ -293,7 +311,7 @@ class BlockPool:
         last: int,
         block_size: int,
         group_id: int,
-        block_mask: Sequence[bool] | None = None,
+        block_mask: Sequence[object] | None = None,
         payload: StorePayload | None = None,
     ) -> None:
         """Register blocks first .. last-1 of a table; the i-th covers (i+1)*block_size tokens.
@@ -336,10 +354,9 @@ class BlockPool:
         b = self.door.own_id(block)
         group = self.door.checked_group(group_id)
         unit = self.hash_block_size
-        if num_tokens < unit or num_tokens % unit != 0:
-            raise BoundaryError(f"a boundary at {num_tokens} tokens is not a positive multiple of {unit}")
-        if block_size < 1 or block_size % unit != 0:
-            raise BoundaryError(f"block_size {block_size} is not a multiple of the hash block size {unit}")
+        if num_tokens < unit or num_tokens % unit != 0 or num_tokens > MOST_TOKENS:
+            raise BoundaryError(f"a boundary at {num_tokens} tokens is not a positive multiple of {unit} below 2**31")
+        self.check_block_size(block_size)
         if len(digest) != self.digest_size:
             raise DigestError(f"a digest of this pool has {self.digest_size} bytes, not {len(digest)}")
         self.must_be_caching()
@@ -348,12 +365,13 @@ class BlockPool:
         there = self.index.entry_of(b, digest, 0, group)
         if there != 0 and not (replace_existing_hashes and len(self.index.entries_of(b)) > 1):
             return
+        told = prepare(payload, num_tokens - unit, 1, unit) if self.log.mode != OFF else None
         if replace_existing_hashes or self.records.get(b, TOKENS) < num_tokens:
             self.forget(b)
         first = self.index.put(b, digest, 0, group, num_tokens)
-        if self.log.mode != OFF and (first or self.log.mode != FIRST_LAST):
+        if told is not None and (first or self.log.mode != FIRST_LAST):
             parent = None if payload is None else payload.parent
-            self.log.stored(payload, [digest], parent, num_tokens - unit, unit, group)
+            self.log.stored(told, 0, [digest], parent, group)
         self.log.flush()
         self.changes += 1
 
@@ -541,24 +559,19 @@ class BlockPool:
                     meta[o + FLAGS] = i32(flags | REUSED)
         self.queue.remove_vec(leaving[:count])
         self.changes += 1
-        if self.metrics is not None:
-            for b in blocks:
-                if b != 0:
-                    self.metrics.on_accessed(int(b))
+        metrics = self.metrics
+        if metrics is not None:
+            try:
+                for b in blocks:
+                    if b != 0:
+                        metrics.on_accessed(int(b))
+            except BaseException as error:  # raised when the whole operation is done
+                self.watchers.errors.append(error)
 
     def lookup_vec(self, digests: bytes, first: i64, last: i64, stride: i64, group_id: int) -> vec[i32]:
         group = self.door.checked_group(group_id)
         width = i64(self.digest_size)
-        count = i64(len(digests)) // width
-        if stride < 1:
-            raise DigestError(f"stride must be at least 1, not {stride}")
-        step = stride
-        if last < first:
-            step = -stride
-            if first >= count or last < -1:
-                raise DigestError(f"digests {first} down to {last} of a buffer of {count}")
-        elif first < 0 or last > count:
-            raise DigestError(f"digests {first} to {last} of a buffer of {count}")
+        step = stride if last >= first else -stride
         steps = (last - first + step - (1 if step > 0 else -1)) // step
         return self.index.find_run(digests, first * width, steps, step * width, group)
 
@@ -578,12 +591,12 @@ class BlockPool:
         """
         group = self.door.checked_group(group_id)
         self.must_be_caching()
-        unit = self.hash_block_size
-        if block_size < 1 or block_size % unit != 0:
-            raise BoundaryError(f"block_size {block_size} is not a multiple of the hash block size {unit}")
+        self.check_block_size(block_size)
         width = i64(self.digest_size)
-        factor: i64 = block_size // unit
+        factor: i64 = block_size // self.hash_block_size
         length: i64 = len(ids)
+        if length > 0 and (first + length) * block_size > MOST_TOKENS:
+            raise BoundaryError(f"a prefix of {(first + length) * block_size} tokens is longer than {MOST_TOKENS}")
         if len(digests) % width != 0:
             raise DigestError(f"a buffer of {len(digests)} bytes is not made of digests of {width} bytes")
         needed = ((first + length) * factor - first_digest) * width
@@ -594,12 +607,15 @@ class BlockPool:
                 f" {first_digest + len(digests) // width - 1}"
             )
         offset = ((first + 1) * factor - 1 - first_digest) * width
+        told: Told | None = None
+        if self.log.mode != OFF:
+            told = prepare(payload, first * block_size, length, block_size)
         self.records.warm(ids)
         self.check_unhashed(ids, first, block_size)
         hs = self.index.mixes(digests, offset, length, factor * width, group)
         self.index.warm_slots(hs)
-        if self.log.mode != OFF:
-            self.register_and_announce(ids, hs, digests, first_digest, first, block_size, group, payload)
+        if told is not None:
+            self.register_and_announce(ids, hs, digests, first_digest, first, group, told)
         else:
             prefix_index = self.index
             meta = self.records.meta
@@ -615,6 +631,13 @@ class BlockPool:
                 offset += factor * width
                 covered += block_size
         self.changes += 1
+
+    def check_block_size(self, block_size: int) -> None:
+        unit = self.hash_block_size
+        if block_size < 1 or block_size > MOST_TOKENS or block_size % unit != 0:
+            raise BoundaryError(
+                f"block_size {block_size} is not a multiple of the hash block size {unit} below 2**31"
+            )
 
     # -- one step of an operation ----------------------------------------------------------------------
 
@@ -804,15 +827,15 @@ class BlockPool:
         digests: bytes,
         first_digest: i64,
         first: i64,
-        block_size: int,
         group: i64,
-        payload: StorePayload | None,
+        told: Told,
     ) -> None:
         """Register, with one BlockStored per run of neighbours whose key was not announced before."""
         meta = self.records.meta
         base = self.records.base
         width = i64(self.digest_size)
-        factor: i64 = block_size // self.hash_block_size
+        block_size: i64 = told.block_size
+        factor = block_size // self.hash_block_size
         for b in ids:
             if b != 0 and i64(meta[base + i64(b) * FIELDS + FLAGS]) & HASHED:
                 self.forget(i64(b))
@@ -829,40 +852,43 @@ class BlockPool:
             if announce:
                 run.append(digests[offset : offset + width])
             elif run:
-                self.announce_run(run, digests, first_digest, place, block_size, group, payload)
+                self.announce_run(run, digests, first_digest, first, place, group, told)
                 run = []
             at += 1
         if run:
-            self.announce_run(run, digests, first_digest, first + at, block_size, group, payload)
+            self.announce_run(run, digests, first_digest, first, first + at, group, told)
 
     def announce_run(
         self,
         run: list[bytes],
         digests: bytes,
         first_digest: i64,
+        first: i64,
         end: i64,
-        block_size: int,
         group: i64,
-        payload: StorePayload | None,
+        told: Told,
     ) -> None:
         """One BlockStored for the blocks whose digests are `run`, the last of them block end-1 of the table."""
         width = i64(self.digest_size)
         start = end - len(run)
-        before = (start * (block_size // self.hash_block_size) - 1 - first_digest) * width
+        before = (start * (told.block_size // self.hash_block_size) - 1 - first_digest) * width
         parent = None if start == 0 else digests[before : before + width]
-        self.log.stored(payload, run, parent, start * block_size, block_size, group)
+        self.log.stored(told, start - first, run, parent, group)
 
     def report_handed_out(self, blocks: vec[i32], had_hash: list[bool]) -> None:
         metrics = self.metrics
         if metrics is None:
             return
         at = 0
-        for b in blocks:
-            block: int = int(b)
-            if self.enable_caching:
-                metrics.on_evicted(block, had_hash[at])
-            metrics.on_allocated(block)
-            at += 1
+        try:
+            for b in blocks:
+                block: int = int(b)
+                if self.enable_caching:
+                    metrics.on_evicted(block, had_hash[at])
+                metrics.on_allocated(block)
+                at += 1
+        except BaseException as error:  # raised when the whole operation is done
+            self.watchers.errors.append(error)
 
     # -- states in which a call is refused ------------------------------------------------------------
 

@@ -76,7 +76,8 @@ class Door:
         return room[:count]
 
     def checked_group(self, group_id: int) -> i64:
-        if group_id < 0 or group_id > MAX_GROUP:
+        most: int = MAX_GROUP
+        if group_id < 0 or group_id > most:
             raise GroupError(f"group id {group_id} is not from 0 to {MAX_GROUP}")
         return group_id
 

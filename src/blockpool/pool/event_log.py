@@ -6,7 +6,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from blockpool.pool.events import AllBlocksCleared, BlockRemoved, KVCacheEvent, StorePayload, stored
+from blockpool.pool.events import AllBlocksCleared, BlockRemoved, KVCacheEvent, Told, stored
 
 OFF: Final[i64] = 0
 FIRST_LAST: Final[i64] = 1  # a key is announced with its first block and removed with its last
@@ -41,17 +41,9 @@ class EventLog:
             self.gone = []
         self.gone_group = -1
 
-    def stored(
-        self,
-        payload: StorePayload | None,
-        hashes: list[bytes],
-        parent: bytes | None,
-        first_token: int,
-        block_size: int,
-        group: int,
-    ) -> None:
+    def stored(self, told: Told, first: int, hashes: list[bytes], parent: bytes | None, group: int) -> None:
         self.flush()
-        self.events.append(stored(payload, hashes, parent, first_token, block_size, group, self.medium))
+        self.events.append(stored(told, first, hashes, parent, group, self.medium))
 
     def cleared(self) -> None:
         self.flush()

@@ -76,29 +76,47 @@ class StorePayload(msgspec.Struct, frozen=True, kw_only=True):
 NOTHING = StorePayload()
 
 
-def stored(
-    payload: StorePayload | None,
-    hashes: list[bytes],
-    parent: bytes | None,
-    first_token: int,
-    block_size: int,
-    group_id: int,
-    medium: str,
-) -> BlockStored:
-    """The event for consecutive blocks whose first token is `first_token`."""
+class Told(msgspec.Struct, frozen=True):
+    """What a payload says of a range of blocks, one entry per block: asked before anything is registered, since a
+    payload may raise.
+    """
+
+    payload: StorePayload
+    block_size: int
+    token_ids: list[int]
+    extra_keys: list[tuple[Any, ...] | None] | None
+    lookahead: list[list[int]] | None
+
+
+def prepare(payload: StorePayload | None, first_token: int, num_blocks: int, block_size: int) -> Told:
+    """Ask a payload about `num_blocks` blocks that begin at `first_token`."""
     known = NOTHING if payload is None else payload
-    end = first_token + len(hashes) * block_size
+    end = first_token + num_blocks * block_size
     starts = range(first_token, end, block_size)
-    extras = None
-    if known.extra_keys is not None:
-        extras = [known.extra_keys(start, start + block_size) for start in starts]
-        if all(extra is None for extra in extras):
-            extras = None
+    piece = known.token_ids[first_token:end]
+    return Told(
+        known,
+        block_size,
+        [int(token) for token in piece],
+        None if known.extra_keys is None else [known.extra_keys(start, start + block_size) for start in starts],
+        None if known.lookahead is None else [known.lookahead(start + block_size) for start in starts],
+    )
+
+
+def stored(
+    told: Told, first: int, hashes: list[bytes], parent: bytes | None, group_id: int, medium: str
+) -> BlockStored:
+    """The event for consecutive blocks, the `first`-th of the range and those that follow it."""
+    known, size = told.payload, told.block_size
+    last = first + len(hashes)
+    extras = None if told.extra_keys is None else told.extra_keys[first:last]
+    if extras is not None and all(extra is None for extra in extras):
+        extras = None
     return BlockStored(
         block_hashes=list(hashes),
         parent_block_hash=parent,
-        token_ids=[int(token) for token in known.token_ids[first_token:end]],
-        block_size=block_size,
+        token_ids=told.token_ids[first * size : last * size],
+        block_size=size,
         lora_id=known.lora_id,
         medium=medium,
         lora_name=known.lora_name,
@@ -107,7 +125,5 @@ def stored(
         kv_cache_spec_kind=known.kv_cache_spec_kind,
         kv_cache_spec_sliding_window=known.kv_cache_spec_sliding_window,
         session_id=known.session_id,
-        lookahead_token_ids=(
-            None if known.lookahead is None else [known.lookahead(start + block_size) for start in starts]
-        ),
+        lookahead_token_ids=None if told.lookahead is None else told.lookahead[first:last],
     )

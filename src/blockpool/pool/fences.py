@@ -67,8 +67,14 @@ class Fences:
 
     def next_fence(self) -> int | None:
         """The lowest fence that would release anything, or None."""
-        lowest: int | None = None
+        return min([release.fence for release in self.releases], default=None)
+
+    def deferred_until(self) -> dict[int, int]:
+        """The blocks whose every reference is pending, with the fence that frees each."""
+        until: dict[int, int] = {}
         for release in self.releases:
-            if lowest is None or release.fence < lowest:
-                lowest = release.fence
-        return lowest
+            for b in release.blocks:
+                block: int = int(b)
+                if self.counts[block] == int(self.records.get(block, REF)):
+                    until[block] = max(until.get(block, -1), release.fence)
+        return until

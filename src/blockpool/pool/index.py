@@ -482,7 +482,8 @@ class BlockHashToBlockMap:
 
     def known(self, block: SupportsIndex) -> i64:
         number = index(block)
-        if number < 1 or number >= self.size:
+        limit: int = self.size
+        if number < 1 or number >= limit:
             raise UnknownBlockError(f"block {number} cannot be indexed: ids run from 1 to {self.size - 1}")
         return number
 

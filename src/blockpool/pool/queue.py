@@ -96,7 +96,8 @@ class FreeKVCacheBlockQueue:
 
     def popleft_n(self, n: int) -> list[int]:
         """Take the first n blocks, in order. Raises NoFreeBlocksError when there are fewer."""
-        if n < 0 or n > self.count:
+        free: int = self.count
+        if n < 0 or n > free:
             raise NoFreeBlocksError(f"cannot take {n} blocks: {self.count} are in the free queue")
         return list(self.popleft_vec(n))
 
@@ -115,7 +116,8 @@ class FreeKVCacheBlockQueue:
             number = index(block)  # type: ignore[arg-type]
         except TypeError:
             return False
-        return 1 <= number < self.size and self.has(number)
+        limit: int = self.size
+        return 1 <= number < limit and self.has(number)
 
     def get_all_free_blocks(self) -> list[int]:
         """The whole queue from its head; walks it."""
@@ -317,7 +319,8 @@ class FreeKVCacheBlockQueue:
 
     def known(self, block: SupportsIndex) -> i64:
         number = index(block)
-        if number < 1 or number >= self.size:
+        limit: int = self.size
+        if number < 1 or number >= limit:
             raise UnknownBlockError(f"block {number} cannot be queued: ids run from 1 to {self.size - 1}")
         return number
 

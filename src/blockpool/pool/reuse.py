@@ -31,7 +31,7 @@ class ReuseWatchers:
     def __init__(self, records: Records) -> None:
         self.records = records
         self.by_block: dict[int, list[ReuseHandle]] = {}
-        self.errors: list[Exception] = []
+        self.errors: list[BaseException] = []
 
     def arm(self, block: int, handle: ReuseHandle) -> None:
         records = self.records
@@ -62,7 +62,7 @@ class ReuseWatchers:
                 del handle.armed[block]
                 try:
                     handle.on_reuse(block)
-                except Exception as error:
+                except BaseException as error:
                     self.errors.append(error)
 
     def listing(self) -> list[dict[str, Any]]:
@@ -78,11 +78,14 @@ class ReuseWatchers:
         for block in list(self.by_block):
             self.fire(block)
 
-    def raise_errors(self) -> None:
-        """Raise what callbacks raised: one error as it is, several as a group."""
+    def raise_errors(self, note: str = "") -> None:
+        """Raise what callbacks and metrics hooks raised: one error as it is, several as a group."""
         errors = self.errors
         if errors:
             self.errors = []
+            if note:
+                for error in errors:
+                    error.add_note(note)
             if len(errors) == 1:
                 raise errors[0]
-            raise ExceptionGroup("reuse callbacks failed", errors)
+            raise BaseExceptionGroup("callbacks of the pool failed", errors)

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-MAX_TOKENS = 2**40
+MAX_TOKENS = 2**31 - 1
 """No length in a trace may exceed this: larger numbers are damage, not traffic."""
 
 
