@@ -71,7 +71,10 @@ class ModelCache:
             needed = max(needed, everything - held - len(hit) + from_queue)
         kept = reserved + (self.watermark if held == 0 else 0)
         if needed + kept > len(self.pool.queue):
-            helps = needed + kept <= len(self.pool.queue) + self.pool.deferred()
+            # a deferred block that the request would adopt stays with it: that fence frees others only
+            others = [b for b in range(1, self.pool.n) if b not in hit]
+            coming = [b for b in others if 0 < self.pool.ref[b] == self.pool.waiting(b)]
+            helps = needed + kept <= len(self.pool.queue) + len(coming)
             return ("wait_for_fence" if helps else "no_room"), 0
         return "ok", wanted
 
