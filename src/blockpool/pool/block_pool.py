@@ -748,7 +748,8 @@ class BlockPool:
 
     def check_releasable(self, blocks: vec[i32]) -> None:
         """Raise what `lower` would, and change nothing."""
-        self.raise_back(blocks, i64(len(blocks)) if len(self.lower(blocks)) >= 0 else 0)
+        self.lower(blocks)
+        self.raise_back(blocks, len(blocks))
 
     def forget(self, b: i64) -> None:
         """Drop every hash of a block, the primary one first, with events."""

@@ -82,7 +82,6 @@ class BlockHashToBlockMap:
         self.slots = zeros64(capacity)
         self.mask: i64 = capacity - 1
         self.num_keys: i64 = 0
-        self.num_entries: i64 = 0
         self.sink: i64 = 0
         # additional hashes: rare, so a dict of entry numbers per block and a list of unused entries
         self.more: dict[int, list[int]] = {}
@@ -310,7 +309,6 @@ class BlockHashToBlockMap:
             at += 4
         meta[o + TOKENS] = i32(num_tokens)
         meta[o + FLAGS] = i32((i64(meta[o + FLAGS]) & LOW_BITS & ~MARK) | HASHED | (group << GROUP_SHIFT))
-        self.num_entries += 1
         j = h & mask
         while True:
             slot = slots[j]
@@ -347,7 +345,6 @@ class BlockHashToBlockMap:
         flags = i64(meta[o + FLAGS])
         meta[o + FLAGS] = i32(flags & LOW_BITS & ~OF_HASH)
         meta[o + TOKENS] = 0
-        self.num_entries -= 1
         if meta[o + COPY_NEXT] != 0:
             self.leave(entry, h, flags & LATER == 0)
             return False
@@ -448,7 +445,6 @@ class BlockHashToBlockMap:
         self.more.clear()
         self.slots = zeros64(self.mask + 1)
         self.num_keys = 0
-        self.num_entries = 0
 
     # -- room for additional hashes ------------------------------------------------------------------
 
