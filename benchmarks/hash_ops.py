@@ -1,7 +1,9 @@
 """One process that times the hash chain of a 128 k-token prompt when told to: ours, or the rival's hasher.
 
 Reads row names from standard input and answers each with one JSON line, the median seconds per block of 16 tokens.
-`--rival` times vLLM's request hasher over a list.
+`--rival` times vLLM's request hasher over a list, with the hash function of the row. It returns a list of digests, as
+ours does in the rows "list to list"; in the rows "one block per call" both are called as a request grows, at each
+block that became full.
 """
 
 from __future__ import annotations
@@ -16,17 +18,18 @@ from types import SimpleNamespace
 
 NUM_TOKENS = 131_072
 BLOCK_SIZE = 16
-TOKENS = [random.Random(0).randrange(128_000) for _ in range(NUM_TOKENS)]
+NUM_BLOCKS = NUM_TOKENS // BLOCK_SIZE
+TOKENS = random.Random(0).choices(range(128_000), k=NUM_TOKENS)
 
 
 def rival() -> Callable[[str], Callable[[], object]]:
-    from vllm.utils.hashing import sha256_cbor
+    from vllm.utils import hashing
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 
-    init_none_hash(sha256_cbor)
-    hasher = get_request_block_hasher(BLOCK_SIZE, sha256_cbor)
-
     def of_row(row: str) -> Callable[[], object]:
+        hash_function = hashing.sha256_cbor if "sha256_cbor" in row else hashing.sha256
+        init_none_hash(hash_function)
+        hasher = get_request_block_hasher(BLOCK_SIZE, hash_function)
         request = SimpleNamespace(
             block_hashes=[],
             num_tokens=NUM_TOKENS,
@@ -36,7 +39,14 @@ def rival() -> Callable[[str], Callable[[], object]]:
             cache_salt=None,
             prompt_embeds=None,
         )
-        return lambda: hasher(request)
+
+        def grow() -> None:
+            request.block_hashes = []
+            for end in range(BLOCK_SIZE, NUM_TOKENS + 1, BLOCK_SIZE):
+                request.num_tokens = end
+                request.block_hashes.extend(hasher(request))
+
+        return grow if "one block per call" in row else lambda: hasher(request)
 
     return of_row
 
@@ -45,7 +55,7 @@ def ours() -> Callable[[str], Callable[[], object]]:
     import numpy as np
 
     from blockpool.hashing import none_hash
-    from blockpool.hashing.kernel import KERNEL, available_kernels, chain
+    from blockpool.hashing.kernel import KERNEL, available_kernels, chain, chain_as_list, chain_pickled
 
     parent = none_hash("sha256_cbor", "bench")
     array = np.array(TOKENS, dtype=np.int32)
@@ -55,7 +65,19 @@ def ours() -> Callable[[str], Callable[[], object]]:
         tokens = array if "array" in row else TOKENS
         if kernel not in available_kernels():
             raise SystemExit(f"the {kernel} kernel is not in this build")
-        return lambda: chain(tokens, BLOCK_SIZE, parent, kernel=kernel)
+        form = "cbor" if "sha256_cbor" in row else "pickle"
+
+        def grow() -> None:
+            hashes = [parent]
+            for first in range(0, NUM_TOKENS, BLOCK_SIZE):
+                hashes.extend(chain_as_list(form, tokens, BLOCK_SIZE, hashes[-1], None, 1, first))
+
+        if "one block per call" in row:
+            return grow
+        if "list to list" in row:
+            return lambda: chain_as_list(form, tokens, BLOCK_SIZE, parent, kernel=kernel)
+        concatenated = chain if form == "cbor" else chain_pickled
+        return lambda: concatenated(tokens, BLOCK_SIZE, parent, kernel=kernel)
 
     return of_row
 
@@ -65,6 +87,13 @@ ROWS = [
     "sha256_cbor chain, int32 array",
     "portable sha256_cbor chain, list of ints",
     "portable sha256_cbor chain, int32 array",
+    "sha256_cbor chain, list to list",
+    "sha256_cbor, one block per call",
+    "sha256 chain, list of ints",
+    "sha256 chain, int32 array",
+    "portable sha256 chain, list of ints",
+    "sha256 chain, list to list",
+    "sha256, one block per call",
 ]
 
 
@@ -77,7 +106,7 @@ def main() -> None:
             start = time.perf_counter()
             call()
             times.append(time.perf_counter() - start)
-        median = statistics.median(times) / (NUM_TOKENS // BLOCK_SIZE)
+        median = statistics.median(times) / NUM_BLOCKS
         print(json.dumps({"median": median, "longest": max(times)}), flush=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from blockpool.hashing import ExtraKeys
 
 FIXED = settings(derandomize=True, deadline=None, max_examples=200)
 
-# Every width of the CBOR form, and the values at which it changes.
+# Every width of the CBOR and of the pickle form, and the values at which it changes.
 token_ids = st.one_of(
     st.integers(0, 30),
     st.sampled_from([0, 23, 24, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1]),
@@ -25,6 +26,18 @@ token_ids = st.one_of(
 def cbor_digest(value: object) -> bytes:
     cbor2 = pytest.importorskip("cbor2")
     return hashlib.sha256(cbor2.dumps(value, canonical=True)).digest()
+
+
+def pickle_digest(value: object) -> bytes:
+    met: dict[object, object] = {}
+
+    def one_of_equals(part: object) -> object:
+        if isinstance(part, (tuple, list)):
+            again = [one_of_equals(item) for item in part]
+            return tuple(again) if isinstance(part, tuple) else again
+        return met.setdefault((type(part), part), part) if isinstance(part, (str, bytes)) else part
+
+    return hashlib.sha256(pickle.dumps(one_of_equals(value), protocol=pickle.HIGHEST_PROTOCOL)).digest()
 
 
 def oracle_chain(

@@ -32,6 +32,7 @@ from blockpool.hashing import (
     available_kernels,
     cbor,
     kernel,
+    pickled,
     pure,
 )
 
@@ -225,45 +226,94 @@ class TestCompiled:
     def test_its_own_arguments_are_checked(self) -> None:
         from blockpool.hashing import _sha
 
-        good = ([1, 2], 2, PARENT, None, 1, True)
+        chain_list: Any = _sha.chain_list
+        good: tuple[Any, ...] = ("cbor", [1, 2], 2, PARENT, None, 1, True)
         assert _sha.chain(*good) == pure.chain([1, 2], 2, PARENT, None, 1)
+        assert _sha.chain("pickle", *good[1:]) == pickled.chain([1, 2], 2, PARENT, None, 1, pure.sha256)
         faults: list[tuple[int, Any, Any]] = [
-            (0, 5, TypeError),
-            (0, np.ones(2), TypeError),
-            (0, np.ones((2, 2), np.int32), TypeError),
-            (0, np.ones(8, np.int32)[::2], (ValueError, BufferError)),
-            (0, b"12", TypeError),
-            (1, 0, ValueError),
-            (1, -1, ValueError),
-            (1, 2**80, OverflowError),
-            (1, "2", TypeError),
-            (2, bytes(31), ValueError),
-            (2, "x" * 32, ValueError),
-            (3, [], ValueError),
-            (3, [None, None], ValueError),
-            (3, ["x"], TypeError),
-            (3, 5, TypeError),
-            (4, 2, ValueError),
-            (4, -1, ValueError),
-            (4, 2**62, ValueError),
+            (0, "CBOR", ValueError),
+            (0, "", ValueError),
+            (0, b"cbor", ValueError),
+            (0, None, ValueError),
+            (1, 5, TypeError),
+            (1, np.ones(2), TypeError),
+            (1, np.ones((2, 2), np.int32), TypeError),
+            (1, np.ones(8, np.int32)[::2], (ValueError, BufferError)),
+            (1, b"12", TypeError),
+            (2, 0, ValueError),
+            (2, -1, ValueError),
+            (2, 2**80, OverflowError),
+            (2, "2", TypeError),
+            (3, bytes(31), ValueError),
+            (3, "x" * 32, ValueError),
+            (4, [], ValueError),
+            (4, [None, None], ValueError),
+            (4, ["x"], TypeError),
+            (4, 5, TypeError),
+            (5, 2, ValueError),
+            (5, -1, ValueError),
+            (5, 2**62, ValueError),
         ]
         for position, bad, error in faults:
-            arguments: list[Any] = list(good)
-            arguments[position] = bad
+            for form in ("cbor", "pickle"):
+                arguments: list[Any] = [form, *good[1:]]
+                arguments[position] = bad
+                with pytest.raises(error):
+                    _sha.chain(*arguments)
+                with pytest.raises(error):
+                    chain_list(*arguments[:2], 0, *arguments[2:])
+        for first, error in (
+            (1, ValueError),
+            (3, ValueError),
+            (-1, ValueError),
+            (2**80, OverflowError),
+            ("0", TypeError),
+        ):
             with pytest.raises(error):
-                _sha.chain(*arguments)
+                chain_list(*good[:2], first, *good[2:])
+        for few in (good[:6], (*good, 1)):
+            with pytest.raises(TypeError):
+                _sha.chain(*few)
         with pytest.raises(TypeError):
-            _sha.chain(*good[:5])  # type: ignore[call-arg]
+            chain_list(*good)
+
+    @pytest.mark.parametrize("form", ["cbor", "pickle"])
+    def test_extras_that_change_the_tokens(self, form: Any) -> None:
+        """Arguments run Python code when they are read; the tokens must be looked at after that."""
+        from blockpool.hashing import _sha
+
+        class Extras:
+            def __iter__(self) -> Any:
+                tokens.clear()
+                return iter([None, None])
+
+        tokens = [1, 2, 3, 4]
+        with pytest.raises(ValueError, match="there are no 2 blocks of 2 tokens"):
+            _sha.chain(form, tokens, 2, PARENT, Extras(), 2, True)  # type: ignore[call-overload]
 
     @pytest.mark.parametrize("name", [name for name in available_kernels() if name != "pure-python"])
     def test_nothing_leaks(self, name: str) -> None:
-        extra = cbor.encode(("x" * 100,))
+        value = ("x" * 100,)
+        extra = cbor.encode(value)
         bad = object()
         array_of_bad = np.full(5000, -1, np.int32)
 
         def use() -> None:
             kernel.chain([1] * 64, 16, PARENT, [extra, None] * 2, kernel=name)
             kernel.chain(np.ones(5000, np.int32), 16, PARENT, kernel=name)
+            kernel.chain_pickled([1] * 64, 16, PARENT, [value, None] * 2, kernel=name)
+            kernel.chain_pickled([1] * 64, 16, PARENT, [value, (PARENT,)] * 2, kernel=name)
+            kernel.chain_pickled([1] * 9400, 9400, PARENT, kernel=name)
+            for form in ("cbor", "pickle"):
+                kernel.chain_as_list(form, [1] * 64, 16, PARENT, [value, None] * 2, kernel=name)
+                kernel.chain_as_list(form, tuple([1] * 64), 16, PARENT, None, 1, 20, kernel=name)
+                kernel.chain_as_list(form, np.ones(5000, np.int32), 16, PARENT, kernel=name, first=9)
+                kernel.chain_as_list(form, [1] * 20, 16, PARENT, None, 0, kernel=name)
+                for tokens in ([1] * 50 + [bad], [1] * 20 + [-5], array_of_bad):
+                    with pytest.raises(TokenIdError):
+                        kernel.chain_as_list(form, tokens, 1, PARENT, None, None, 3, name)  # type: ignore[arg-type]
+                with pytest.raises(BlockSizeError):
+                    kernel.chain_as_list(form, [1] * 20, 16, PARENT, None, 2, kernel=name)
             for tokens in ([1] * 50 + [bad], [1] * 20 + [-5], array_of_bad, [1] * 20 + [2**70]):
                 with pytest.raises(TokenIdError):
                     kernel.chain(tokens, 16, PARENT, kernel=name)  # type: ignore[arg-type]
@@ -272,7 +322,7 @@ class TestCompiled:
 
         def count_references() -> list[int]:
             gc.collect()  # exceptions and their tracebacks
-            return [sys.getrefcount(o) for o in (extra, bad, array_of_bad, PARENT, TokenIdError)]
+            return [sys.getrefcount(o) for o in (value, extra, bad, array_of_bad, PARENT, TokenIdError)]
 
         for _ in range(20):  # caches fill
             use()

@@ -1,7 +1,15 @@
-/* The hash chain of a token sequence: SHA-256 over the canonical CBOR of [parent, tokens, extra], block after
- * block. One call hashes a whole prompt.
+/* The hash chain of a token sequence: SHA-256 over the canonical CBOR or the pickle of (parent, tokens, extra), block
+ * after block. One call hashes a whole prompt.
  *
  * CBOR (RFC 8949) of a block: 83 | 58 20 parent[32] | array header | token ids, shortest form | extra (f6 = none).
+ *
+ * Pickle (protocol 5; Lib/pickletools.py describes the opcodes) of a block, what is in [] only from four tokens on:
+ * 80 05 | 95 and how many bytes follow, as 8 bytes, little endian | 43 20 parent[32] 94 | [28] token ids, shortest
+ * form | 74 (85, 86, 87 for one, two, three tokens) 94 | extra (4e = none) | 87 94 | 2e.
+ * 94 gives the value before it the next number, from 0 on, by which a later value can refer to it. Two things are
+ * left to pickle itself, and the chain then ends with nothing: a block that it might cut in two frames, and one whose
+ * extra value holds bytes equal to the parent, to which it would refer.
+ *
  * The bytes are written straight into the padded SHA-256 message (FIPS 180-4), so nothing is built in between.
  *
  * Two things decide the speed:
@@ -31,12 +39,35 @@
 
 enum {
     DIGEST_SIZE = 32,
-    PARENT_AT = 3,                /* after 83 58 20 */
-    HEADER_AT = PARENT_AT + DIGEST_SIZE,
-    MAX_HEADER = 9,               /* of an array with up to 2**64 - 1 items */
-    MAX_TOKEN = 5,                /* a head byte and 32 bits */
+    CBOR_PARENT_AT = 3,           /* after 83 58 20 */
+    PICKLE_PARENT_AT = 13,        /* after 80 05, 95 and a length, 43 20 */
+    FRAME_SIZE_AT = 3,
+    FRAME_AT = 11,                /* where the bytes begin that the frame's size counts */
+    FRAME_LIMIT = 1 << 16,        /* pickle never ends a frame that is shorter */
+    MAX_HEADER = 9,               /* of a CBOR array with up to 2**64 - 1 items */
+    MAX_TOKEN = 7,                /* pickled: opcode, length, 32 bits and a zero byte, because integers are signed */
+    MAX_ENDING = 5,               /* pickled: what stands around the extra value */
     STORE_SLACK = 8,              /* a token is written as one 8-byte store */
-    NONE = 0xf6,
+};
+
+enum { CBOR_NONE = 0xf6 };
+
+/* What the opcodes of pickle are called in Lib/pickletools.py. */
+enum {
+    MARK = 0x28,
+    STOP = 0x2e,
+    SHORT_BINBYTES = 0x43,
+    BININT = 0x4a,
+    BININT1 = 0x4b,
+    BININT2 = 0x4d,
+    NONE = 0x4e,
+    TUPLE = 0x74,
+    PROTO = 0x80,
+    TUPLE1 = 0x85, /* and TUPLE2, TUPLE3 after it */
+    TUPLE3 = 0x87,
+    LONG1 = 0x8a,
+    MEMOIZE = 0x94,
+    FRAME = 0x95,
 };
 
 /* From here on releasing the interpreter lock costs less than holding it would cost the other threads. */
@@ -59,9 +90,10 @@ static const uint32_t INITIAL[8] = {
     0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19,
 };
 
-/* Hashes a padded message of num_chunks * 64 bytes whose bytes [PARENT_AT, HEADER_AT) are to be `parent`.
+/* Hashes a padded message of num_chunks * 64 bytes whose 32 bytes from `parent_at` on are to be `parent`.
  * It may write the parent there, or leave the zeros it finds. */
-typedef void (*finish_fn)(uint8_t *message, size_t num_chunks, const uint8_t *parent, uint8_t *digest);
+typedef void (*finish_fn)(uint8_t *message, size_t num_chunks, size_t parent_at, const uint8_t *parent,
+                          uint8_t *digest);
 
 static inline uint32_t load_be32(const uint8_t *p) {
     return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
@@ -122,11 +154,12 @@ static void compress_portable(uint32_t state[8], const uint8_t *chunk) {
     state[4] += e, state[5] += f, state[6] += g, state[7] += h;
 }
 
-static void finish_portable(uint8_t *message, size_t num_chunks, const uint8_t *parent, uint8_t *digest) {
+static void finish_portable(uint8_t *message, size_t num_chunks, size_t parent_at, const uint8_t *parent,
+                            uint8_t *digest) {
     uint32_t state[8];
 
     memcpy(state, INITIAL, sizeof state);
-    memcpy(message + PARENT_AT, parent, DIGEST_SIZE);
+    memcpy(message + parent_at, parent, DIGEST_SIZE);
     for (size_t i = 0; i < num_chunks; i++)
         compress_portable(state, message + 64 * i);
     for (int i = 0; i < 8; i++)
@@ -162,22 +195,33 @@ static void finish_portable(uint8_t *message, size_t num_chunks, const uint8_t *
         FOUR_ROUNDS((t) + 12, w3);                                                                          \
     } while (0)
 
+/* The 16-byte words of the first chunk, in which the parent begins at byte `at` of the first, and nowhere else. */
+#define PUT_PARENT(at)                                                                                      \
+    do {                                                                                                    \
+        w0 = _mm_or_si128(w0, _mm_slli_si128(low, at));                                                     \
+        w1 = _mm_alignr_epi8(high, low, 16 - (at));                                                         \
+        w2 = _mm_or_si128(w2, _mm_srli_si128(high, 16 - (at)));                                             \
+    } while (0)
+
 /* The parent goes from registers into the first chunk: stored into the message it would be loaded again across
  * the borders of the stores, which stalls. */
-SHA_NI static void finish_sha_ni(uint8_t *message, size_t num_chunks, const uint8_t *parent, uint8_t *digest) {
+SHA_NI static void finish_sha_ni(uint8_t *message, size_t num_chunks, size_t parent_at, const uint8_t *parent,
+                                 uint8_t *digest) {
     const __m128i big_endian = _mm_set_epi8(12, 13, 14, 15, 8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3);
     const __m128i reverse = _mm_set_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m128i head = _mm_set_epi8(0x20, 0x58, (char)0x83, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
     const __m128i *chunk = (const __m128i *)message;
     __m128i low = _mm_loadu_si128((const __m128i *)parent);
     __m128i high = _mm_loadu_si128((const __m128i *)(parent + 16));
-    __m128i w0 = _mm_alignr_epi8(low, head, 13);
-    __m128i w1 = _mm_alignr_epi8(high, low, 13);
-    __m128i w2 = _mm_or_si128(_mm_srli_si128(high, 13), _mm_loadu_si128(chunk + 2));
+    __m128i w0 = _mm_loadu_si128(chunk), w1;
+    __m128i w2 = _mm_loadu_si128(chunk + 2);
     __m128i w3 = _mm_loadu_si128(chunk + 3);
     __m128i abef = _mm_set_epi32((int)INITIAL[0], (int)INITIAL[1], (int)INITIAL[4], (int)INITIAL[5]);
     __m128i cdgh = _mm_set_epi32((int)INITIAL[2], (int)INITIAL[3], (int)INITIAL[6], (int)INITIAL[7]);
 
+    if (parent_at == CBOR_PARENT_AT)
+        PUT_PARENT(CBOR_PARENT_AT);
+    else
+        PUT_PARENT(PICKLE_PARENT_AT);
     for (;;) {
         __m128i abef_before = abef, cdgh_before = cdgh;
 
@@ -226,7 +270,7 @@ static finish_fn fastest_finish(void) { return finish_portable; }
 /* ---------------------------------------------------------------------------------------------------- CBOR */
 
 /* Writes an unsigned integer below 2**32 in shortest form; up to STORE_SLACK bytes from `out` are clobbered. */
-static inline uint8_t *put_token(uint8_t *out, uint32_t id) {
+static inline uint8_t *put_cbor(uint8_t *out, uint32_t id) {
 #if FAST_STORES
     static const uint8_t shift[4] = {0, 24, 16, 0}; /* of the byte-swapped id, to leave the bytes that are written */
     static const uint8_t length[4] = {1, 2, 3, 5};
@@ -268,14 +312,73 @@ static size_t put_array_header(uint8_t *out, uint64_t count) {
     return 1 + (size_t)num_bytes;
 }
 
+/* -------------------------------------------------------------------------------------------------- pickle */
+
+/* The same for pickle: opcode and value, little endian. */
+static inline uint8_t *put_pickle(uint8_t *out, uint32_t id) {
+#if FAST_STORES
+    static const uint16_t opcode[4] = {BININT1, BININT2, BININT, LONG1 | 5 << 8};
+    static const uint8_t shift[4] = {8, 8, 8, 16};
+    static const uint8_t length[4] = {2, 3, 5, 7};
+    unsigned width = (id > 0xff) + (id > 0xffff) + (id > 0x7fffffff);
+    uint64_t word = opcode[width] | (uint64_t)id << shift[width];
+
+    memcpy(out, &word, sizeof word);
+    return out + length[width];
+#else
+    int num_bytes = id <= 0xff ? 1 : id <= 0xffff ? 2 : id <= 0x7fffffff ? 4 : 5;
+
+    if (num_bytes == 5)
+        *out++ = LONG1;
+    *out++ = num_bytes == 1 ? BININT1 : num_bytes == 2 ? BININT2 : num_bytes == 4 ? BININT : 5;
+    for (int i = 0; i < num_bytes; i++)
+        *out++ = (uint8_t)((uint64_t)id >> 8 * i);
+    return out;
+#endif
+}
+
+/* Whether `parent` occurs in the bytes of an extra value. */
+static int holds_parent(PyObject *extra, const uint8_t *parent) {
+    const uint8_t *at = (const uint8_t *)PyBytes_AS_STRING(extra);
+    const uint8_t *end = at + PyBytes_GET_SIZE(extra); /* of where it may begin */
+
+    if (PyBytes_GET_SIZE(extra) < DIGEST_SIZE)
+        return 0;
+    for (end -= DIGEST_SIZE - 1; at < end && (at = memchr(at, parent[0], (size_t)(end - at))); at++)
+        if (!memcmp(at, parent, DIGEST_SIZE))
+            return 1;
+    return 0;
+}
+
 /* ------------------------------------------------------------------------------------------- token containers */
 
 /* Writes tokens [first, first + count); returns the end, or NULL with the position of the first bad one. */
 typedef uint8_t *(*put_tokens_fn)(const void *tokens, Py_ssize_t first, Py_ssize_t count, uint8_t *out,
                                   Py_ssize_t *bad);
 
+/* The id of a plain Python int, or -1. Runs no Python code, so the container cannot change under the loop. Bools
+ * are refused for good; other objects with an __index__ are converted by the caller, who then tries again. */
+static inline int64_t token_of(PyObject *item) {
+    int overflow;
+    long long id;
+
+    if (!PyLong_CheckExact(item))
+        return -1;
+#if PY_VERSION_HEX >= 0x030c0000
+    if (PyUnstable_Long_IsCompact((const PyLongObject *)item)) {
+        id = PyUnstable_Long_CompactValue((const PyLongObject *)item);
+        return id > 0xffffffff ? -1 : id;
+    }
+#else
+    if (Py_SIZE(item) == 1) /* one digit, of 30 bits at most */
+        return ((const PyLongObject *)item)->ob_digit[0];
+#endif
+    id = PyLong_AsLongLongAndOverflow(item, &overflow); /* cannot fail on an int */
+    return overflow || id > 0xffffffff ? -1 : id;
+}
+
 /* Ids are fetched with memcpy because an array may be contiguous and yet unaligned. */
-#define PUT_ARRAY(name, type, is_token)                                                                     \
+#define PUT_ARRAY(name, put, type, is_token)                                                                \
     static uint8_t *name(const void *tokens, Py_ssize_t first, Py_ssize_t count, uint8_t *out,              \
                          Py_ssize_t *bad) {                                                                 \
         const char *at = (const char *)tokens + first * (Py_ssize_t)sizeof(type);                           \
@@ -286,93 +389,106 @@ typedef uint8_t *(*put_tokens_fn)(const void *tokens, Py_ssize_t first, Py_ssize
                 *bad = first + i;                                                                           \
                 return NULL;                                                                                \
             }                                                                                               \
-            out = put_token(out, (uint32_t)id);                                                             \
+            out = put(out, (uint32_t)id);                                                                   \
         }                                                                                                   \
         return out;                                                                                         \
     }
 
-PUT_ARRAY(put_int32, int32_t, id >= 0)
-PUT_ARRAY(put_uint32, uint32_t, 1)
-PUT_ARRAY(put_int64, int64_t, id >= 0 && id <= 0xffffffff)
-
-/* The id of a plain Python int, or -1. Runs no Python code, so the container cannot change under the loop. Bools
- * are refused for good; other objects with an __index__ are converted by the caller, who then tries again. */
-static inline int64_t token_of(PyObject *item) {
-    int overflow;
-    long long id;
-
-    if (!PyLong_CheckExact(item))
-        return -1;
-    id = PyLong_AsLongLongAndOverflow(item, &overflow); /* cannot fail on an int */
-    return overflow || id > 0xffffffff ? -1 : id;
-}
-
-static uint8_t *put_objects(const void *tokens, Py_ssize_t first, Py_ssize_t count, uint8_t *out, Py_ssize_t *bad) {
-    PyObject *const *items = (PyObject *const *)tokens + first;
-
-    for (Py_ssize_t i = 0; i < count; i++) {
-        int64_t id = token_of(items[i]);
-        if (id < 0) {
-            *bad = first + i;
-            return NULL;
-        }
-        out = put_token(out, (uint32_t)id);
+#define PUT_OBJECTS(name, put)                                                                              \
+    static uint8_t *name(const void *tokens, Py_ssize_t first, Py_ssize_t count, uint8_t *out,              \
+                         Py_ssize_t *bad) {                                                                 \
+        PyObject *const *items = (PyObject *const *)tokens + first;                                         \
+        for (Py_ssize_t i = 0; i < count; i++) {                                                            \
+            int64_t id = token_of(items[i]);                                                                \
+            if (id < 0) {                                                                                   \
+                *bad = first + i;                                                                           \
+                return NULL;                                                                                \
+            }                                                                                               \
+            out = put(out, (uint32_t)id);                                                                   \
+        }                                                                                                   \
+        return out;                                                                                         \
     }
-    return out;
-}
+
+#define PUT_TOKENS(put)                                                                                     \
+    PUT_OBJECTS(put##_objects, put)                                                                         \
+    PUT_ARRAY(put##_int32, put, int32_t, id >= 0)                                                           \
+    PUT_ARRAY(put##_uint32, put, uint32_t, 1)                                                               \
+    PUT_ARRAY(put##_int64, put, int64_t, id >= 0 && id <= 0xffffffff)
+
+PUT_TOKENS(put_cbor)
+PUT_TOKENS(put_pickle)
+
+/* What the items are. */
+typedef enum { OBJECTS, INT32, UINT32, INT64, UNKNOWN } Kind;
+static const Py_ssize_t SIZE_OF[UNKNOWN] = {sizeof(PyObject *), 4, 4, 8};
 
 typedef struct {
-    const void *items;
+    const void *items; /* from the first one that is to be read */
+    Py_ssize_t first;  /* its position in what was given */
     Py_ssize_t count;
-    put_tokens_fn put;
-    PyObject *held;  /* a list or tuple, or NULL */
-    Py_buffer view;  /* else this */
+    Kind kind;
+    PyObject *held;    /* a list or tuple, or NULL */
+    Py_buffer view;    /* else this */
 } Tokens;
 
-static put_tokens_fn array_writer(const Py_buffer *view) {
+static Kind kind_of(const Py_buffer *view) {
     const char *format = view->format ? view->format : "B";
 
     if (*format == '@' || *format == '=')
         format++;
     if (view->ndim != 1 || *format == 0 || format[1] != 0)
-        return NULL;
+        return UNKNOWN;
     if (strchr("ilq", *format))
-        return view->itemsize == 4 ? put_int32 : view->itemsize == 8 ? put_int64 : NULL;
+        return view->itemsize == 4 ? INT32 : view->itemsize == 8 ? INT64 : UNKNOWN;
     if (strchr("IL", *format))
-        return view->itemsize == 4 ? put_uint32 : NULL;
-    return NULL;
+        return view->itemsize == 4 ? UINT32 : UNKNOWN;
+    return UNKNOWN;
 }
 
-static int open_tokens(PyObject *object, Tokens *tokens) {
+/* How many of `size` tokens are to be read: up to `most` from `first` on; -1 if there is no such place. */
+static Py_ssize_t num_read(Py_ssize_t size, Py_ssize_t first, Py_ssize_t most) {
+    return first < 0 || first > size ? -1 : size - first < most ? size - first : most;
+}
+
+/* Opens up to `most` tokens from position `first` on. A list must not be changed until they are closed: in between,
+ * nothing may run that could run Python code. */
+static int open_tokens(PyObject *object, Py_ssize_t first, Py_ssize_t most, Tokens *tokens) {
     memset(tokens, 0, sizeof *tokens);
     if (PyList_Check(object) || PyTuple_Check(object)) {
+        tokens->count = num_read(PySequence_Fast_GET_SIZE(object), first, most);
+        tokens->held = Py_NewRef(object);
 #ifdef Py_GIL_DISABLED
         /* another thread may change a list at any time; a tuple keeps its items alive */
-        tokens->held = PySequence_Tuple(object);
-        if (!tokens->held)
-            return -1;
-#else
-        Py_INCREF(object);
-        tokens->held = object;
+        if (PyList_Check(object) && tokens->count >= 0) {
+            Py_SETREF(tokens->held, PyList_GetSlice(object, first, first + tokens->count));
+            if (!tokens->held)
+                return -1;
+            tokens->count = PyList_GET_SIZE(tokens->held);
+            tokens->items = PySequence_Fast_ITEMS(tokens->held);
+            tokens->first = first;
+            return 0;
+        }
 #endif
-        tokens->items = PySequence_Fast_ITEMS(tokens->held);
-        tokens->count = PySequence_Fast_GET_SIZE(tokens->held);
-        tokens->put = put_objects;
-        return 0;
+        tokens->items = PySequence_Fast_ITEMS(object);
+    } else {
+        if (PyObject_GetBuffer(object, &tokens->view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0)
+            return -1;
+        tokens->kind = kind_of(&tokens->view);
+        if (tokens->kind == UNKNOWN) {
+            PyErr_Format(PyExc_TypeError,
+                         "token ids: a list, a tuple or a one-dimensional native int32, int64 or uint32 buffer, "
+                         "not format '%s' with %d dimensions",
+                         tokens->view.format ? tokens->view.format : "B", tokens->view.ndim);
+            PyBuffer_Release(&tokens->view);
+            return -1;
+        }
+        tokens->count = num_read(tokens->view.len / tokens->view.itemsize, first, most);
+        tokens->items = tokens->view.buf;
     }
-    if (PyObject_GetBuffer(object, &tokens->view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0)
-        return -1;
-    tokens->put = array_writer(&tokens->view);
-    if (!tokens->put) {
-        PyErr_Format(PyExc_TypeError,
-                     "token ids: a list, a tuple or a one-dimensional native int32, int64 or uint32 buffer, "
-                     "not format '%s' with %d dimensions",
-                     tokens->view.format ? tokens->view.format : "B", tokens->view.ndim);
-        PyBuffer_Release(&tokens->view);
-        return -1;
+    if (tokens->count > 0) {
+        tokens->items = (const char *)tokens->items + first * SIZE_OF[tokens->kind];
+        tokens->first = first;
     }
-    tokens->items = tokens->view.buf;
-    tokens->count = tokens->view.len / tokens->view.itemsize;
     return 0;
 }
 
@@ -385,8 +501,31 @@ static void close_tokens(Tokens *tokens) {
 
 /* ------------------------------------------------------------------------------------------------- the chain */
 
+/* What differs between the two serialisations. */
 typedef struct {
+    size_t parent_at;
+    uint8_t start[PICKLE_PARENT_AT]; /* what precedes the parent */
+    put_tokens_fn put[UNKNOWN];
+} Form;
+
+static const Form CBOR = {
+    CBOR_PARENT_AT,
+    {0x83, 0x58, DIGEST_SIZE},
+    {put_cbor_objects, put_cbor_int32, put_cbor_uint32, put_cbor_int64},
+};
+static const Form PICKLE = {
+    PICKLE_PARENT_AT,
+    {PROTO, 5, FRAME, 0, 0, 0, 0, 0, 0, 0, 0, SHORT_BINBYTES, DIGEST_SIZE},
+    {put_pickle_objects, put_pickle_int32, put_pickle_uint32, put_pickle_int64},
+};
+
+/* How a chain can end, unless it is the position of a bad token. */
+enum { DONE = -1, LEFT_TO_PICKLE = -2 };
+
+typedef struct {
+    const Form *form;
     const Tokens *tokens;
+    put_tokens_fn put;
     Py_ssize_t block_size;
     Py_ssize_t num_blocks;
     PyObject *const *extras; /* one None or bytes per block, or NULL */
@@ -394,24 +533,42 @@ typedef struct {
     finish_fn finish;
     uint8_t *digests;     /* num_blocks * DIGEST_SIZE */
     uint8_t *messages[2]; /* the one being compressed, and the next one being written */
-    size_t header_size;
+    size_t tokens_at;     /* where in a message the first token stands */
+    uint8_t tuple;        /* pickled: the opcode that makes a tuple of the tokens */
 } Chain;
 
-/* Writes block i into a message, padded; returns its number of 64-byte chunks, or 0 if a token is bad. */
-static size_t write_message(const Chain *chain, Py_ssize_t i, uint8_t *message, Py_ssize_t *bad) {
+/* Writes block i into a message, padded; returns its number of 64-byte chunks, or 0 and why the chain ends. */
+static size_t write_message(const Chain *chain, Py_ssize_t i, uint8_t *message, Py_ssize_t *why) {
     PyObject *extra = chain->extras ? chain->extras[i] : Py_None;
-    uint8_t *end = chain->tokens->put(chain->tokens->items, i * chain->block_size, chain->block_size,
-                                      message + HEADER_AT + chain->header_size, bad);
+    int is_pickle = chain->form == &PICKLE;
+    uint8_t *end = chain->put(chain->tokens->items, i * chain->block_size, chain->block_size,
+                              message + chain->tokens_at, why);
     size_t length, padded;
 
     if (!end)
         return 0;
+    if (is_pickle) {
+        *end++ = chain->tuple;
+        *end++ = MEMOIZE;
+    }
     if (extra == Py_None) {
-        *end++ = NONE;
+        *end++ = is_pickle ? NONE : CBOR_NONE;
     } else {
         size_t extra_size = (size_t)PyBytes_GET_SIZE(extra);
         memcpy(end, PyBytes_AS_STRING(extra), extra_size);
         end += extra_size;
+    }
+    if (is_pickle) {
+        *end++ = TUPLE3;
+        *end++ = MEMOIZE;
+        *end++ = STOP;
+        length = (size_t)(end - message) - FRAME_AT;
+        if (length >= FRAME_LIMIT) {
+            *why = LEFT_TO_PICKLE;
+            return 0;
+        }
+        message[FRAME_SIZE_AT] = (uint8_t)length;
+        message[FRAME_SIZE_AT + 1] = (uint8_t)(length >> 8);
     }
     length = (size_t)(end - message);
     padded = (length + 1 + 8 + 63) / 64 * 64;
@@ -422,52 +579,64 @@ static size_t write_message(const Chain *chain, Py_ssize_t i, uint8_t *message, 
     return padded / 64;
 }
 
-/* Hashes all blocks and checks the tokens behind them. Returns the position of the first bad token, or -1.
+/* Hashes all blocks and checks the tokens behind them. Returns DONE or why it ended before.
  * Touches no reference count, so it may run without the interpreter lock if the tokens are an array. */
 static Py_ssize_t run_chain(const Chain *chain) {
     const Tokens *tokens = chain->tokens;
     const uint8_t *parent = chain->parent;
     uint8_t *digest = chain->digests;
     uint8_t scratch[64 * MAX_TOKEN + STORE_SLACK];
-    Py_ssize_t bad = -1, i;
+    PyObject *const *extras = chain->form == &PICKLE ? chain->extras : NULL; /* that may hold the parent */
+    Py_ssize_t why = DONE, i;
     size_t num_chunks = 0, num_chunks_next = 0;
 
-    if (chain->num_blocks > 0 && !(num_chunks = write_message(chain, 0, chain->messages[0], &bad)))
-        return bad;
+    if (chain->num_blocks > 0 && !(num_chunks = write_message(chain, 0, chain->messages[0], &why)))
+        return why;
     for (i = 0; i < chain->num_blocks; i++) {
         if (i + 1 < chain->num_blocks &&
-            !(num_chunks_next = write_message(chain, i + 1, chain->messages[(i + 1) & 1], &bad)))
-            return bad;
-        chain->finish(chain->messages[i & 1], num_chunks, parent, digest);
+            !(num_chunks_next = write_message(chain, i + 1, chain->messages[(i + 1) & 1], &why)))
+            return why;
+        if (extras && extras[i] != Py_None && holds_parent(extras[i], parent))
+            return LEFT_TO_PICKLE;
+        chain->finish(chain->messages[i & 1], num_chunks, chain->form->parent_at, parent, digest);
         num_chunks = num_chunks_next;
         parent = digest;
         digest += DIGEST_SIZE;
     }
     for (i = chain->num_blocks * chain->block_size; i < tokens->count; i += 64) {
         Py_ssize_t count = tokens->count - i < 64 ? tokens->count - i : 64;
-        if (!tokens->put(tokens->items, i, count, scratch, &bad))
-            return bad;
+        if (!chain->put(tokens->items, i, count, scratch, &why))
+            return why;
     }
-    return -1;
+    return DONE;
 }
 
 /* Room for a message of the largest block: everything before the padding, the padding and what stores clobber. */
-static int prepare_messages(Chain *chain, size_t max_extra) {
-    static const uint8_t start[PARENT_AT] = {0x83, 0x58, 0x20};
-    size_t size = HEADER_AT + MAX_HEADER + (size_t)chain->block_size * MAX_TOKEN + max_extra + 72 + STORE_SLACK;
-    uint8_t *memory;
+static size_t message_size(const Chain *chain, size_t max_extra) {
+    size_t size = PICKLE_PARENT_AT + DIGEST_SIZE + MAX_HEADER + (size_t)chain->block_size * MAX_TOKEN + max_extra +
+                  MAX_ENDING + 72 + STORE_SLACK;
+    return (size + 63) / 64 * 64;
+}
 
-    size = (size + 63) / 64 * 64;
-    if (!(memory = PyMem_RawCalloc(2, size))) {
-        PyErr_NoMemory();
-        return -1;
-    }
+/* Two messages in `memory`, with all that is the same in every block. */
+static void start_messages(Chain *chain, uint8_t *memory, size_t size) {
     for (int i = 0; i < 2; i++) {
-        chain->messages[i] = memory + i * size;
-        memcpy(chain->messages[i], start, sizeof start);
-        chain->header_size = put_array_header(chain->messages[i] + HEADER_AT, (uint64_t)chain->block_size);
+        uint8_t *message = chain->messages[i] = memory + i * size;
+        size_t at = chain->form->parent_at;
+
+        memcpy(message, chain->form->start, sizeof chain->form->start);
+        memset(message + at, 0, DIGEST_SIZE);
+        at += DIGEST_SIZE;
+        if (chain->form == &CBOR) {
+            at += put_array_header(message + at, (uint64_t)chain->block_size);
+        } else {
+            message[at++] = MEMOIZE;
+            if (chain->block_size > 3)
+                message[at++] = MARK;
+        }
+        chain->tokens_at = at;
     }
-    return 0;
+    chain->tuple = (uint8_t)(chain->block_size > 3 ? TUPLE : TUPLE1 - 1 + chain->block_size);
 }
 
 /* The size of the largest extra value, or -1: each is None or bytes, one per block. */
@@ -483,8 +652,7 @@ static Py_ssize_t check_extras(PyObject *extras, Py_ssize_t num_blocks) {
         if (extra == Py_None)
             continue;
         if (!PyBytes_Check(extra)) {
-            PyErr_Format(PyExc_TypeError, "extras[%zd] must be None or CBOR bytes, not %.80s", i,
-                         Py_TYPE(extra)->tp_name);
+            PyErr_Format(PyExc_TypeError, "extras[%zd] must be None or bytes, not %.80s", i, Py_TYPE(extra)->tp_name);
             return -1;
         }
         if (PyBytes_GET_SIZE(extra) > largest)
@@ -504,9 +672,9 @@ static void raise_bad_token(PyObject *module, const Tokens *tokens, Py_ssize_t b
     State *state = PyModule_GetState(module);
     PyObject *value, *error;
 
-    if (tokens->held) {
+    if (tokens->kind == OBJECTS) {
         value = Py_NewRef(((PyObject *const *)tokens->items)[bad]);
-    } else if (tokens->put == put_int32) {
+    } else if (tokens->kind == INT32) {
         int32_t id;
         memcpy(&id, (const char *)tokens->items + bad * (Py_ssize_t)sizeof id, sizeof id);
         value = PyLong_FromLong(id);
@@ -517,7 +685,7 @@ static void raise_bad_token(PyObject *module, const Tokens *tokens, Py_ssize_t b
     }
     if (!value)
         return;
-    error = PyObject_CallFunction(state->token_id_error, "nO", bad, value);
+    error = PyObject_CallFunction(state->token_id_error, "nO", tokens->first + bad, value);
     Py_DECREF(value);
     if (error) {
         PyErr_SetObject(state->token_id_error, error);
@@ -525,82 +693,155 @@ static void raise_bad_token(PyObject *module, const Tokens *tokens, Py_ssize_t b
     }
 }
 
-static PyObject *hash_chain(PyObject *module, Chain *chain, Tokens *tokens, PyObject *extras) {
-    Py_ssize_t max_extra = 1, bad;
-    PyObject *result = NULL;
+/* The digests of open tokens: bytes, or None if pickle has to make them. */
+static PyObject *hash_tokens(PyObject *module, Chain *chain, const Tokens *tokens, size_t max_extra) {
+    uint8_t small[2048], *memory = small;
+    size_t size = message_size(chain, max_extra);
+    PyObject *result;
+    Py_ssize_t why;
 
-    if (extras) {
-        if ((max_extra = check_extras(extras, chain->num_blocks)) < 0)
-            return NULL;
-        chain->extras = PySequence_Fast_ITEMS(extras);
+    if (chain->num_blocks > PY_SSIZE_T_MAX / DIGEST_SIZE)
+        return PyErr_NoMemory();
+    if (chain->num_blocks > 0) {
+        if (2 * size > sizeof small && !(memory = PyMem_RawMalloc(2 * size)))
+            return PyErr_NoMemory();
+        start_messages(chain, memory, size);
     }
-    if (chain->num_blocks > PY_SSIZE_T_MAX / DIGEST_SIZE) {
-        PyErr_NoMemory();
-        return NULL;
-    }
-    if (chain->num_blocks > 0 && prepare_messages(chain, (size_t)max_extra) < 0)
-        return NULL;
     if ((result = PyBytes_FromStringAndSize(NULL, chain->num_blocks * DIGEST_SIZE))) {
         chain->digests = (uint8_t *)PyBytes_AS_STRING(result);
+        chain->tokens = tokens;
+        chain->put = chain->form->put[tokens->kind];
         if (!tokens->held && tokens->count >= RELEASE_LOCK_FROM) {
             Py_BEGIN_ALLOW_THREADS
-            bad = run_chain(chain);
+            why = run_chain(chain);
             Py_END_ALLOW_THREADS
         } else {
-            bad = run_chain(chain);
+            why = run_chain(chain);
         }
-        if (bad >= 0) {
+        if (why == LEFT_TO_PICKLE) {
+            Py_SETREF(result, Py_NewRef(Py_None));
+        } else if (why != DONE) {
             Py_CLEAR(result);
-            raise_bad_token(module, tokens, bad);
+            raise_bad_token(module, tokens, why);
         }
     }
-    PyMem_RawFree(chain->messages[0]);
+    if (memory != small)
+        PyMem_RawFree(memory);
     return result;
 }
 
-PyDoc_STRVAR(chain_doc,
-             "chain(tokens, block_size, parent, extras, num_blocks, portable, /)\n--\n\n"
-             "Digests of the first num_blocks blocks, concatenated; the tokens behind them are only checked.\n"
-             "Uses the SHA instructions if HAS_SHA_NI and not portable.");
-
-static PyObject *sha_chain(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+/* The digests for `args`, which are block_size, parent, extras, num_blocks and portable. Reads up to `most` of the
+ * tokens in `object` from position `first` on; if `most` is negative, as many as the blocks have. */
+static PyObject *hash_chain(PyObject *module, PyObject *form, PyObject *object, Py_ssize_t first, Py_ssize_t most,
+                            PyObject *const *args) {
     Tokens tokens;
     Chain chain = {0};
     PyObject *extras = NULL, *result = NULL;
+    Py_ssize_t max_extra = 1;
     int portable;
 
-    if (nargs != 6) {
-        PyErr_Format(PyExc_TypeError, "chain() takes 6 arguments (%zd given)", nargs);
+    if (PyUnicode_Check(form) && PyUnicode_CompareWithASCIIString(form, "cbor") == 0) {
+        chain.form = &CBOR;
+    } else if (PyUnicode_Check(form) && PyUnicode_CompareWithASCIIString(form, "pickle") == 0) {
+        chain.form = &PICKLE;
+    } else {
+        PyErr_Format(PyExc_ValueError, "form must be 'cbor' or 'pickle', not %R", form);
         return NULL;
     }
-    if ((chain.block_size = PyLong_AsSsize_t(args[1])) == -1 && PyErr_Occurred())
+    if ((chain.block_size = PyLong_AsSsize_t(args[0])) == -1 && PyErr_Occurred())
         return NULL;
-    if ((chain.num_blocks = PyLong_AsSsize_t(args[4])) == -1 && PyErr_Occurred())
-        return NULL;
-    if ((portable = PyObject_IsTrue(args[5])) < 0)
-        return NULL;
-    if (!PyBytes_Check(args[2]) || PyBytes_GET_SIZE(args[2]) != DIGEST_SIZE) {
+    if (!PyBytes_Check(args[1]) || PyBytes_GET_SIZE(args[1]) != DIGEST_SIZE) {
         PyErr_SetString(PyExc_ValueError, "parent must be 32 bytes");
         return NULL;
     }
-    chain.parent = (const uint8_t *)PyBytes_AS_STRING(args[2]);
-    chain.finish = portable ? finish_portable : ((State *)PyModule_GetState(module))->fastest;
-    if (open_tokens(args[0], &tokens) < 0)
+    if (chain.form == &PICKLE && !PyBytes_CheckExact(args[1])) /* its class is part of the pickle */
+        Py_RETURN_NONE;
+    chain.parent = (const uint8_t *)PyBytes_AS_STRING(args[1]);
+    if ((chain.num_blocks = PyLong_AsSsize_t(args[3])) == -1 && PyErr_Occurred())
         return NULL;
-    chain.tokens = &tokens;
-    if (chain.block_size < 1 || chain.num_blocks < 0 || chain.num_blocks > tokens.count / chain.block_size) {
-        PyErr_Format(PyExc_ValueError, "%zd blocks of %zd do not fit %zd tokens", chain.num_blocks, chain.block_size,
-                     tokens.count);
-    } else if (args[3] == Py_None || (extras = PySequence_Tuple(args[3]))) {
-        result = hash_chain(module, &chain, &tokens, extras);
-        Py_XDECREF(extras);
+    if ((portable = PyObject_IsTrue(args[4])) < 0)
+        return NULL;
+    chain.finish = portable ? finish_portable : ((State *)PyModule_GetState(module))->fastest;
+    if (chain.block_size < 1 || chain.num_blocks < 0 || chain.num_blocks > PY_SSIZE_T_MAX / chain.block_size) {
+        PyErr_Format(PyExc_ValueError, "%zd blocks of %zd tokens", chain.num_blocks, chain.block_size);
+        return NULL;
     }
+    if (args[2] != Py_None) {
+        if (!(extras = PySequence_Tuple(args[2])))
+            return NULL;
+        if ((max_extra = check_extras(extras, chain.num_blocks)) < 0)
+            goto done;
+        chain.extras = PySequence_Fast_ITEMS(extras);
+    }
+    if (open_tokens(object, first, most < 0 ? chain.num_blocks * chain.block_size : most, &tokens) < 0)
+        goto done;
+    if (tokens.count < chain.num_blocks * chain.block_size)
+        PyErr_Format(PyExc_ValueError, "there are no %zd blocks of %zd tokens from position %zd on", chain.num_blocks,
+                     chain.block_size, first);
+    else
+        result = hash_tokens(module, &chain, &tokens, (size_t)max_extra);
     close_tokens(&tokens);
+done:
+    Py_XDECREF(extras);
     return result;
+}
+
+static int count_arguments(const char *name, Py_ssize_t expected, Py_ssize_t nargs) {
+    if (nargs == expected)
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments (%zd given)", name, expected, nargs);
+    return -1;
+}
+
+PyDoc_STRVAR(chain_doc,
+             "chain(form, tokens, block_size, parent, extras, num_blocks, portable, /)\n--\n\n"
+             "Digests of the first num_blocks blocks, concatenated; the tokens behind them are only checked.\n"
+             "Uses the SHA instructions if HAS_SHA_NI and not portable. None if pickle itself has to be asked.");
+
+static PyObject *sha_chain(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    if (count_arguments("chain", 7, nargs) < 0)
+        return NULL;
+    return hash_chain(module, args[0], args[1], 0, PY_SSIZE_T_MAX, args + 2);
+}
+
+PyDoc_STRVAR(chain_list_doc,
+             "chain_list(form, tokens, first, block_size, parent, extras, num_blocks, portable, /)\n--\n\n"
+             "The same as a list of digests, of num_blocks blocks from tokens[first] on; no other token is read.");
+
+static PyObject *sha_chain_list(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
+    PyObject *digests, *list, *digest;
+    Py_ssize_t first, count;
+
+    if (count_arguments("chain_list", 8, nargs) < 0)
+        return NULL;
+    if ((first = PyLong_AsSsize_t(args[2])) == -1 && PyErr_Occurred())
+        return NULL;
+    digests = hash_chain(module, args[0], args[1], first, -1, args + 3);
+    if (!digests || digests == Py_None)
+        return digests;
+    count = PyBytes_GET_SIZE(digests) / DIGEST_SIZE;
+    if (!(list = PyList_New(count)) || count == 0) {
+        Py_DECREF(digests);
+        return list;
+    }
+    if (count == 1) {
+        PyList_SET_ITEM(list, 0, digests);
+        return list;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!(digest = PyBytes_FromStringAndSize(PyBytes_AS_STRING(digests) + i * DIGEST_SIZE, DIGEST_SIZE))) {
+            Py_CLEAR(list);
+            break;
+        }
+        PyList_SET_ITEM(list, i, digest);
+    }
+    Py_DECREF(digests);
+    return list;
 }
 
 static PyMethodDef methods[] = {
     {"chain", (PyCFunction)(void (*)(void))sha_chain, METH_FASTCALL, chain_doc},
+    {"chain_list", (PyCFunction)(void (*)(void))sha_chain_list, METH_FASTCALL, chain_list_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -648,7 +889,7 @@ static PyModuleDef_Slot slots[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "blockpool.hashing._sha",
-    .m_doc = "SHA-256 chain over CBOR blocks; see kernel.py, which is the door.",
+    .m_doc = "SHA-256 chain over blocks; see kernel.py, which is the door.",
     .m_size = sizeof(State),
     .m_methods = methods,
     .m_slots = slots,

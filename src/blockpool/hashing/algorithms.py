@@ -40,25 +40,17 @@ class HashAlgorithm:
     ) -> bytes:
         """The digests of `num_blocks` consecutive blocks, concatenated; `extras` has one value per block.
 
-        Ids behind the last block are checked but not hashed. Raises TokenIdError, CborError.
+        Ids behind the last block are checked but not hashed. Raises TokenIdError, CborError; for SHA-256, whose
+        chains a kernel hashes, also DigestError for a parent that is no digest.
         """
+        if self.name == "sha256":
+            return kernel.chain_pickled(ids, block_size, parent, extras, num_blocks=num_blocks)
         if self.form == "pickle":
             return pickled.chain(kernel.plain_list(ids), block_size, parent, extras, num_blocks, self.hash_bytes)
-        encoded = None if extras is None else _encode_each(extras)
+        encoded = None if extras is None else cbor.encode_each(extras)
         if self.name == "sha256_cbor":
             return kernel.chain(ids, block_size, parent, encoded, num_blocks=num_blocks)
         return pure.chain(ids, block_size, parent, encoded, num_blocks, self.hash_bytes)
-
-
-def _encode_each(values: Sequence[object]) -> list[bytes | None]:
-    encoded: list[bytes | None] = []
-    last: object = None
-    last_encoded: bytes | None = None
-    for value in values:
-        if value is not last:  # an adapter's key is one object in all blocks
-            last, last_encoded = value, None if value is None else cbor.encode(value)
-        encoded.append(last_encoded)
-    return encoded
 
 
 @cache

@@ -41,6 +41,18 @@ def encode(value: object) -> bytes:
     return encoder(value)
 
 
+def encode_each(values: Sequence[object]) -> list[bytes | None]:
+    """The extra values of consecutive blocks, encoded, except for None. Raises CborError."""
+    encoded: list[bytes | None] = []
+    last: object = None
+    last_encoded: bytes | None = None
+    for value in values:
+        if value is not last:  # an adapter's key is one object in all blocks
+            last, last_encoded = value, None if value is None else encode(value)
+        encoded.append(last_encoded)
+    return encoded
+
+
 def _integer(value: int) -> bytes:
     return head(UNSIGNED, value) if value >= 0 else head(NEGATIVE, -1 - value)
 
