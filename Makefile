@@ -3,6 +3,8 @@
 # make long     the random tests in their long size
 # make bench    the figures of docs/performance.md
 # make check    ruff, mypy and the import contracts alone
+# make test-vllm PEER=DIR   vLLM's own tests and random operations, on its pool and on ours (compat/vllm/README.md)
+# make bench-vllm PEER=DIR  what vLLM gains by our pool and hasher in the place of its own (ARGS=--quick)
 
 PYTHON ?= python3
 COMPILED := .venv/compiled
@@ -14,7 +16,7 @@ TRACE ?=
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help replay test test-compiled test-pure long bench check clean
+.PHONY: help replay test test-compiled test-pure long bench bench-vllm check clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -65,3 +67,8 @@ bench: $(COMPILED)/installed
 
 clean:
 	rm -rf .venv build src/*.egg-info
+
+include compat/vllm/peer.mk
+
+bench-vllm: build/peer/installed
+	@$(PEER_PATH) compat/vllm/in_peer $(PEER) compat/vllm/bench.py $(ARGS)

@@ -16,6 +16,9 @@ MUST = os.environ.get("BLOCKPOOL_REQUIRE_COMPILED") == "1"
 PACKAGE = Path("src/blockpool")
 # Values, exceptions and event structs: nothing there is hot, and interpreted classes pickle and document themselves.
 INTERPRETED = {"__init__", "errors", "events", "reports", "audit", "specs", "config", "plan"}
+# Of the drop-in: what people subclass, refer to weakly or run once.
+INTERPRETED |= {"members", "additional", "words", "pools", "hasher"}
+INTERPRETED |= {"swap", "notice", "plugin", "selftest", "twins", "speed"}
 
 
 def compiled_rooms() -> list[Extension]:
@@ -23,7 +26,7 @@ def compiled_rooms() -> list[Extension]:
 
     files = [
         str(path)
-        for room in ("pool", "managers", "cache")
+        for room in ("pool", "managers", "cache", "integrations/vllm")
         for path in sorted((PACKAGE / room).glob("*.py"))
         if path.stem not in INTERPRETED
     ]

@@ -30,13 +30,14 @@ from blockpool.cli import app
 from blockpool.pool import BlockPoolError
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("compat/**/*.md")])
+MAKEFILES = [ROOT / "Makefile", *ROOT.glob("compat/**/*.mk")]
 REFERENCE = ROOT / "docs/reference.md"
 #: Figures that another machine has measured: the commands shown there must exist, and are not run again here.
 MEASURED = {ROOT / "docs/performance.md"}
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = {name for path in MAKEFILES for name in re.findall(r"^([a-z-]+):", path.read_text(), re.MULTILINE)}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHELL_SYNTAX = re.compile(r"[|<>&;]")
 Same = doctest.OutputChecker()
@@ -160,8 +161,13 @@ def parse(arguments: list[str], where: str) -> None:
     if arguments[0].startswith("-"):
         return
     assert arguments[0] in COMMANDS, f"{where}: there is no blockpool {arguments[0]}"
-    if not {"-h", "--help"} & set(arguments):
-        COMMANDS[arguments[0]].make_context(arguments[0], arguments[1:])
+    command, rest = COMMANDS[arguments[0]], arguments[1:]
+    while hasattr(command, "commands"):
+        assert rest, f"{where}: {command.name} needs a subcommand"
+        assert rest[0] in command.commands, f"{where}: there is no {rest[0]} in {command.name}"
+        command, rest = command.commands[rest[0]], rest[1:]
+    if not {"-h", "--help"} & set(rest):
+        command.make_context(command.name, rest)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in MEASURED], ids=name)
@@ -231,10 +237,11 @@ def reference_names() -> dict[str, list[str]]:
 
 
 def test_the_reference_has_every_public_room() -> None:
+    package = ROOT / "src/blockpool"
     rooms = {"blockpool"} | {
-        f"blockpool.{path.parent.name}"
-        for path in (ROOT / "src/blockpool").glob("*/__init__.py")
-        if path.parent.name != "cli"
+        ".".join(["blockpool", *path.parent.relative_to(package).parts])
+        for path in [*package.glob("*/__init__.py"), *package.glob("integrations/*/__init__.py")]
+        if path.parent.name not in ("cli", "integrations")
     }
     assert set(reference_names()) == rooms
 

@@ -6,9 +6,24 @@ import importlib
 
 import msgspec
 
-ROOMS = ("blockpool.pool", "blockpool.managers", "blockpool.cache")
+ROOMS = tuple(f"blockpool.{room}" for room in ("pool", "managers", "cache", "integrations.vllm"))
 #: Interpreted in every build: exceptions and plain values, where nothing is hot.
-INTERPRETED = frozenset({"errors", "events", "reports", "audit", "specs", "config", "plan"})
+INTERPRETED = frozenset(
+    {"errors", "events", "reports", "audit", "specs", "config", "plan"}
+    | {
+        "members",
+        "additional",
+        "words",
+        "pools",
+        "hasher",
+        "swap",
+        "notice",
+        "plugin",
+        "selftest",
+        "twins",
+        "speed",
+    }
+)
 
 
 class BuildInfo(msgspec.Struct, frozen=True):

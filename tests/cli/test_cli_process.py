@@ -32,7 +32,7 @@ def test_help_reads_like_a_table_of_contents():
     result = run("--help")
     assert result.returncode == 0
     text = result.stdout.decode()
-    for name in ("replay", "audit", "version"):
+    for name in ("replay", "audit", "version", "vllm"):
         assert f"\n  {name} " in text
 
 

@@ -9,6 +9,7 @@ import typer
 from .audit import audit
 from .replay import replay
 from .version import version
+from .vllm import vllm
 
 app = typer.Typer(
     help="The KV-cache block ledger of LLM inference engines: replay traffic through it, check it, explain it.",
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command(short_help="Replay traffic through a block pool: what would be hit, what evicted?")(replay)
 app.command(short_help="Check a pool's dump: which invariants are broken, who holds what?")(audit)
 app.command(short_help="Say what is installed: version, compiled parts, hash kernel.")(version)
+app.add_typer(vllm, name="vllm", short_help="The drop-in for vLLM: try it in this environment.")
 
 
 def main() -> None:
