@@ -47,6 +47,8 @@ def linked(queue: FreeKVCacheBlockQueue) -> list[int]:
 
 
 def test_a_block_made_by_hand_counts_and_keeps_a_key_by_itself() -> None:
+    marker = object()
+    assert KVCacheBlock(7, _block_hash=marker).block_hash is marker
     block = KVCacheBlock(7, ref_cnt=2)
     block.ref_cnt -= 1
     assert (block.block_id, block.ref_cnt, block.pool, block.is_null) == (7, 1, None, False)

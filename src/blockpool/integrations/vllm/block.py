@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Loose:
     """What a block that belongs to no pool knows by itself."""
 
-    def __init__(self, ref_cnt: int, block_hash: bytes | None, num_tokens: int | None) -> None:
+    def __init__(self, ref_cnt: int, block_hash: Any, num_tokens: int | None) -> None:
         self.ref_cnt = ref_cnt
-        self.block_hash = block_hash
+        self.block_hash: Any = block_hash  # tests put in what is at hand
         self.num_tokens = num_tokens
         self.home: Home | None = None  # of the stand-alone queue that it is in
         self.place: i64 = 0
@@ -39,7 +39,7 @@ class KVCacheBlock:
         self,
         block_id: int,
         ref_cnt: int = 0,
-        _block_hash: bytes | None = None,
+        _block_hash: Any = None,
         _block_hash_num_tokens: int | None = None,
         prev_free_block: KVCacheBlock | None = None,
         next_free_block: KVCacheBlock | None = None,
@@ -91,7 +91,7 @@ class KVCacheBlock:
     # -- hash ----------------------------------------------------------------------------------------
 
     @property
-    def block_hash(self) -> bytes | None:
+    def block_hash(self) -> Any:
         """The primary key: hash, then the group id as 4 bytes, big endian. None without a hash."""
         home = self._home
         if home is None:
@@ -110,11 +110,11 @@ class KVCacheBlock:
         return None if tokens == 0 else int(tokens)
 
     @property
-    def _block_hash(self) -> bytes | None:
+    def _block_hash(self) -> Any:
         return self.block_hash
 
     @_block_hash.setter
-    def _block_hash(self, key: bytes | None) -> None:
+    def _block_hash(self, key: Any) -> None:
         self.reset_hash()
         if key is not None:
             self.set_block_hash(key)
@@ -123,7 +123,7 @@ class KVCacheBlock:
     def _block_hash_num_tokens(self) -> int | None:
         return self.block_hash_num_tokens
 
-    def set_block_hash(self, block_hash: bytes, num_tokens: int | None = None) -> None:
+    def set_block_hash(self, block_hash: Any, num_tokens: int | None = None) -> None:
         """Give a block that has none its primary key; a pool's block is listed under it."""
         if self.block_hash is not None:
             raise HashSetError(f"block {self.block_id} has a hash already")
