@@ -34,6 +34,10 @@ class Accepted:
     num_cases: int
     reason: str
 
+    @property
+    def file(self) -> str:
+        return self.pattern.partition("::")[0]
+
     def covers(self, node_id: str) -> bool:
         if "[" not in self.pattern:
             return node_id.partition("[")[0] == self.pattern

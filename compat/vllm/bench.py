@@ -1,8 +1,8 @@
 """`make bench-vllm`: what vLLM 0.33 gains by our pool and hasher in the place of its own, on this machine, now.
 
 Run by the Python of an environment in which vLLM's scheduler side and its tests import. Both variants run in this
-process, in turns: each round takes vLLM's own and then ours. A row is the median over the rounds, its ratio the
-median of the rounds' ratios. Times are processor time; only the longest step is by the wall clock.
+process, in turns, run by run. A row is the median over the rounds, its ratio the median of the rounds' ratios. Times
+are processor time; only the longest step is by the wall clock.
 
 Options: --quick (a small size, to see that it works), --rounds N, --only PART ..., --json FILE, --markdown FILE.
 """
@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from bench_collector import measure_full_collections, measure_pauses
@@ -21,7 +21,7 @@ from bench_engine import SchedulerFactory
 from bench_figures import Figures, as_markdown, as_text
 from bench_memory import measure_memory
 from bench_pool import measure_pool
-from bench_report import LongPrompt, ManyRequests
+from bench_report import Part, long_prompt_parts, many_requests_parts
 from bench_serving import Size
 from bench_variant import OURS, VLLM
 
@@ -32,28 +32,26 @@ QUICK = Size(num_requests=32, num_tokens=2_048, num_families=4, num_decode_steps
 FULL_LONG = Size(num_requests=1, num_tokens=1_000_000, num_families=1, num_decode_steps=128, num_blocks=70_000)
 QUICK_LONG = Size(num_requests=1, num_tokens=100_000, num_families=1, num_decode_steps=32, num_blocks=7_000)
 
+#: Who is first changes from round to round.
+ORDERS = ((VLLM, OURS), (OURS, VLLM))
 #: Rounds in the full size; what does not depend on the machine's mood needs fewer.
 ROUNDS = {"memory": 1, "pool": 7, "serving": 7, "long": 7, "collector": 5, "pauses": 5}
 
-Part = Callable[[str], None]
 
-
-def parts_of(figures: Figures, quick: bool) -> dict[str, Part]:
-    """What is measured, by name: each takes a variant, runs it once, and adds its figures."""
+def parts_of(figures: Figures, quick: bool) -> dict[str, list[Part]]:
+    """What is measured, by name."""
     num_requests = 20 if quick else 200
     large_pool = 50_000 if quick else 500_000
     size = QUICK if quick else FULL
     factory = SchedulerFactory()
-    paused = Size(size.num_requests, size.num_tokens, size.num_families, size.num_decode_steps, large_pool)
-    many = ManyRequests(figures, factory, size)
-    one = LongPrompt(figures, factory, QUICK_LONG if quick else FULL_LONG)
+    paused = replace(size, num_blocks=large_pool)
     return {
-        "memory": lambda variant: measure_memory(figures, variant, num_requests * 5),
-        "pool": lambda variant: measure_pool(figures, variant, num_requests),
-        "serving": many.measure,
-        "long": one.measure,
-        "collector": lambda variant: measure_full_collections(figures, variant, large_pool),
-        "pauses": lambda variant: measure_pauses(figures, factory, variant, paused),
+        "memory": [lambda variant: measure_memory(figures, variant, num_requests * 5)],
+        "pool": [lambda variant: measure_pool(figures, variant, num_requests)],
+        "serving": many_requests_parts(figures, factory, size),
+        "long": long_prompt_parts(figures, factory, QUICK_LONG if quick else FULL_LONG),
+        "collector": [lambda variant: measure_full_collections(figures, variant, large_pool)],
+        "pauses": [lambda variant: measure_pauses(figures, factory, variant, paused)],
     }
 
 
@@ -80,9 +78,10 @@ def main() -> None:
     for name in options.only or parts:
         rounds = options.rounds or (1 if options.quick else ROUNDS[name])
         for number in range(rounds):
-            for variant in (VLLM, OURS):
-                progress(f"{name}: round {number + 1} of {rounds}, {variant}")
-                parts[name](variant)
+            progress(f"{name}: round {number + 1} of {rounds}")
+            for part in parts[name]:
+                for variant in ORDERS[number % 2]:
+                    part(variant)
     progress("")
     print(as_text(figures))
     if options.json:

@@ -12,7 +12,7 @@ import time
 from contextlib import nullcontext
 
 from bench_engine import SchedulerFactory
-from bench_figures import Figures
+from bench_figures import DIFFERENCE, Figures
 from bench_serving import Size, frozen_heap, many_requests
 from bench_variant import installed, require
 from bench_watch import PauseWatch
@@ -23,22 +23,23 @@ PAUSES = "Garbage collector, pauses while serving"
 
 
 def measure_full_collections(figures: Figures, variant: str, num_blocks: int) -> None:
-    """gc.collect() without a pool, with one, and with one all of whose blocks are handed out."""
+    """gc.collect() without a pool, and how much longer it takes with one: unused, and all its blocks handed out."""
 
-    def note(what: str) -> None:
-        figures.add(SECTION, f"gc.collect(), {what}", "ms", variant, 1e3 * full_collection_s())
+    def note(what: str, seconds: float, unit: str = "ms") -> None:
+        figures.add(SECTION, what, unit, variant, 1e3 * seconds)
 
     with installed(variant):
         from vllm.v1.core import block_pool
 
-        note("no pool")
+        without_s = full_collection_s()
+        note("gc.collect(), no pool", without_s)
         pool = block_pool.BlockPool(num_blocks + 1, enable_caching=True, hash_block_size=BLOCK_SIZE)
         require(variant, pool)
-        note(f"pool of {num_blocks:,} blocks")
+        note(f"more with a pool of {num_blocks:,} blocks", full_collection_s() - without_s, DIFFERENCE)
         with frozen_heap():
             blocks = pool.get_new_blocks(num_blocks)
-            note("pool frozen, then all blocks handed out")
-        note("all blocks handed out, nothing frozen")
+            note("gc.collect(), pool frozen, then all blocks handed out", full_collection_s())
+        note("more with all blocks handed out, nothing frozen", full_collection_s() - without_s, DIFFERENCE)
         del pool, blocks
 
 

@@ -17,8 +17,10 @@ BY_METHOD = "by method"
 RATES = frozenset({"M tokens/s"})
 #: What the code causes is there each time, what the machine causes is not: the least of the rounds counts.
 LEAST = "ms, least"
+#: Time beyond that without the thing: it can be nothing, or less.
+DIFFERENCE = "ms more"
 #: Units of which no ratio is made.
-SHARES = frozenset({"%"})
+UNCOMPARED = frozenset({"%", DIFFERENCE})
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def row_of(section: str, name: str, unit: str, theirs: list[float], ours: list[f
     pairs = [(them, us) for them, us in zip(theirs, ours, strict=False) if them > 0 and us > 0]
     ratios = [us / them if unit in RATES else them / us for them, us in pairs]
     low = ratio = high = None
-    if ratios and unit not in SHARES:
+    if ratios and unit not in UNCOMPARED:
         low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     return Row(
         section,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from bench_engine import SchedulerFactory
 from bench_figures import LEAST, Figures
 from bench_serving import Run, Size, many_requests, one_prompt
-from bench_watch import HASHER, ONE_TOKEN, ManagerWatch, PoolWatch, Unwatched
+from bench_watch import HASHER, ONE_TOKEN, ManagerWatch, PoolWatch, Unwatched, Watch
+
+Part = Callable[[str], None]
+"""Runs a variant once and adds what it says."""
 
 
 class Decided:
@@ -14,60 +19,62 @@ class Decided:
     def __init__(self) -> None:
         self._digests: dict[str, str] = {}
 
-    def check(self, algorithm: str, run: Run) -> None:
+    def check(self, algorithm: str, run: Run) -> Run:
         if self._digests.setdefault(algorithm, run.decisions) != run.decisions:
             raise SystemExit(f"two runs of the same requests ({algorithm}) differ in blocks, hits or hashes")
+        return run
 
 
-class ManyRequests:
-    """256 requests in the full size: steps, management, pool, hashing, with both of vLLM's hash functions."""
+def many_requests_parts(figures: Figures, factory: SchedulerFactory, size: Size) -> list[Part]:
+    """256 requests in the full size: steps, management, pool, and hashing with both of vLLM's hash functions."""
+    what = f"{size.num_requests} requests of {size.num_tokens:,} tokens"
+    phases = ("prefill, fresh pool", "prefill", "decode", "finish")
+    decided = Decided()
 
-    def __init__(self, figures: Figures, factory: SchedulerFactory, size: Size) -> None:
-        self._figures, self._factory, self._size = figures, factory, size
-        self._decided = Decided()
+    def run(variant: str, algorithm: str, watch: Watch) -> Run:
+        return decided.check(algorithm, many_requests(factory, variant, algorithm, size, watch))
 
-    def measure(self, variant: str) -> None:
-        size = self._size
-        what = f"{size.num_requests} requests of {size.num_tokens:,} tokens"
-        phases = ("prefill, fresh pool", "prefill", "decode", "finish")
+    def steps(variant: str) -> None:
+        add_steps(figures, variant, what, run(variant, "sha256", Unwatched()), phases)
 
-        def run(algorithm: str, watch: Unwatched | ManagerWatch | PoolWatch) -> Run:
-            done = many_requests(self._factory, variant, algorithm, size, watch)
-            self._decided.check(algorithm, done)
-            return done
+    def management(variant: str) -> None:
+        done = run(variant, "sha256", ManagerWatch())
+        add_management(figures, variant, what, done, phases)
+        for phase in ("prefill", "decode"):
+            add_methods(figures, variant, f"{what}, {phase} by method", done, phase)
+        add_hashing(figures, variant, "sha256", done, size)
 
-        add_steps(self._figures, variant, what, run("sha256", Unwatched()), phases)
-        managers = run("sha256", ManagerWatch())
-        add_management(self._figures, variant, what, managers, phases)
-        add_pool(self._figures, variant, what, run("sha256", PoolWatch()), phases)
-        add_methods(self._figures, variant, f"{what}, prefill by method", managers, "prefill")
-        add_methods(self._figures, variant, f"{what}, decode by method", managers, "decode")
-        for algorithm, hashed in (("sha256", managers), ("sha256_cbor", run("sha256_cbor", ManagerWatch()))):
-            add_hashing(self._figures, variant, algorithm, hashed, size)
+    def pool(variant: str) -> None:
+        add_pool(figures, variant, what, run(variant, "sha256", PoolWatch()), phases)
+
+    def hashing(variant: str) -> None:
+        add_hashing(figures, variant, "sha256_cbor", run(variant, "sha256_cbor", ManagerWatch()), size)
+
+    return [steps, management, pool, hashing]
 
 
-class LongPrompt:
+def long_prompt_parts(figures: Figures, factory: SchedulerFactory, size: Size) -> list[Part]:
     """One prompt of a million tokens in the full size, and the same once more."""
+    what = f"One prompt of {size.num_tokens:,} tokens"
+    phases = ("prefill", "decode", "finish", "the same again")
+    decided = Decided()
 
-    def __init__(self, figures: Figures, factory: SchedulerFactory, size: Size) -> None:
-        self._figures, self._factory, self._size = figures, factory, size
-        self._decided = Decided()
+    def run(variant: str, watch: Watch) -> Run:
+        return decided.check("sha256", one_prompt(factory, variant, "sha256", size, watch))
 
-    def measure(self, variant: str) -> None:
-        what = f"One prompt of {self._size.num_tokens:,} tokens"
-        phases = ("prefill", "decode", "finish", "the same again")
+    def steps(variant: str) -> None:
+        add_steps(figures, variant, what, run(variant, Unwatched()), phases)
 
-        def run(watch: Unwatched | ManagerWatch | PoolWatch) -> Run:
-            done = one_prompt(self._factory, variant, "sha256", self._size, watch)
-            self._decided.check("sha256", done)
-            return done
+    def management(variant: str) -> None:
+        done = run(variant, ManagerWatch())
+        add_management(figures, variant, what, done, phases)
+        for phase in ("prefill", "the same again"):
+            add_methods(figures, variant, f"{what}, {phase} by method", done, phase)
 
-        add_steps(self._figures, variant, what, run(Unwatched()), phases)
-        managers = run(ManagerWatch())
-        add_management(self._figures, variant, what, managers, phases)
-        add_pool(self._figures, variant, what, run(PoolWatch()), phases)
-        add_methods(self._figures, variant, f"{what}, prefill by method", managers, "prefill")
-        add_methods(self._figures, variant, f"{what}, the same again by method", managers, "the same again")
+    def pool(variant: str) -> None:
+        add_pool(figures, variant, what, run(variant, PoolWatch()), phases)
+
+    return [steps, management, pool]
 
 
 def add_steps(figures: Figures, variant: str, what: str, run: Run, phases: tuple[str, ...]) -> None:

@@ -63,12 +63,11 @@ def vllm_side() -> Side:
 
 def our_side() -> Side:
     from blockpool.integrations import vllm as ours
-    from blockpool.integrations.vllm.swap import install, uninstall
 
     return Side(
         "blockpool",
-        install,
-        uninstall,
+        ours.install,
+        ours.uninstall,
         BlockPool=ours.BlockPool,
         SharedEventQueueBlockPool=ours.SharedEventQueueBlockPool,
         KVCacheBlock=ours.KVCacheBlock,

@@ -12,7 +12,7 @@ from lockstep import first_difference, same_outcome
 from one_run import OneRun, Outcome, Peer, RunFailed, RunResult
 from verdict import Verdict, judge
 
-A = "tests/v1/core/test_a.py"
+A = "tests/v1/core/test_scheduler.py"
 
 
 def result(**tests: str) -> RunResult:
@@ -42,6 +42,10 @@ def test_a_loss_is_a_fault(ours: str) -> None:
     assert found.faults == (f"not accepted: {A}::test_y (passed -> {ours})",)
 
 
+def test_what_vllm_skips_must_not_fail() -> None:
+    assert not verdict({"test_x": "passed", "test_y": "skipped"}, {"test_x": "passed", "test_y": "failed"}).agrees
+
+
 def test_a_crash_is_a_fault_where_vllm_only_fails() -> None:
     assert not verdict({"test_x": "passed", "test_y": "failed"}, {"test_x": "passed", "test_y": "crashed"}).agrees
 
@@ -62,6 +66,14 @@ def test_an_exception_that_passes_is_stale() -> None:
 def test_an_exception_for_no_test_is_stale() -> None:
     both = {"test_x": "passed"}
     assert "no such test" in verdict(both, both, Accepted(f"{A}::test_gone", 1, "once")).faults[0]
+
+
+def test_an_exception_is_judged_when_its_file_is_run() -> None:
+    both = {"test_x": "passed"}
+    assert verdict(both, both, Accepted("tests/v1/core/test_async_scheduler.py::test_z", 1, "elsewhere")).agrees
+    assert (
+        "no suite" in verdict(both, both, Accepted("tests/v1/core/test_nothing.py::test_z", 1, "nowhere")).faults[0]
+    )
 
 
 def test_an_exception_must_cover_exactly_the_cases_that_differ() -> None:

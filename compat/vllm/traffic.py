@@ -2,13 +2,17 @@
 
 Prompts are grown from a few shared prefixes over a tiny vocabulary, so that equal blocks, and so several blocks
 under one key, are common. LoRA adapters, salts, images and embeddings come in some.
+
+Equal strings are one object here. vLLM's digests over pickles depend on that: the same image twice in one block,
+named by two equal strings, gives another digest than named by one string twice. Ours depend on the values alone, and
+are vLLM's for one string.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from functools import cache
+from sys import intern
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +20,8 @@ VOCABULARY = 3
 MAX_PREFIXES = 4
 
 
-@cache
 def init_hashing(name: str) -> Any:
-    """vLLM's hash function of that name, with the root digest that goes with it."""
+    """vLLM's hash function of that name, with the root digest that goes with it: one for the whole process."""
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import init_none_hash
 
@@ -93,7 +96,7 @@ class Traffic:
             MultiModalFeatureSpec(
                 data=None,
                 modality="image",
-                identifier=f"image{rng.randint(1, 3)}",
+                identifier=intern(f"image{rng.randint(1, 3)}"),
                 mm_position=PlaceholderRange(offset=start, length=end - start),
             )
             for start, end in pairs

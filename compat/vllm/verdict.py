@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from accepted import MAX_CASES, Accepted, covered_by
 from one_run import RunResult
+from suite import is_in_a_suite
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,15 @@ class Verdict:
 
 
 def differs(theirs: str, ours: str) -> bool:
-    """A test differs unless it passes in both runs or in neither: how it does not pass is the environment's affair,
-    as long as its process lives."""
-    if ours in ("crashed", "lost") or theirs in ("crashed", "lost"):
-        return theirs != ours
-    return (theirs == "passed") != (ours == "passed")
+    """A failure and an error are the same here: where a test breaks that cannot run is the environment's affair."""
+    return theirs.replace("error", "failed") != ours.replace("error", "failed")
 
 
 def judge(theirs: RunResult, ours: RunResult, accepted: Iterable[Accepted]) -> Verdict:
-    rows = tuple(accepted)
+    """An exception is judged when its file was run; they count together whatever was run."""
+    listed = tuple(accepted)
+    collected = {node.partition("::")[0] for node in theirs.collected}
+    rows = tuple(row for row in listed if row.file in collected)
     files: dict[str, list[int]] = {}
     differences = []
     cases_used: dict[Accepted, int] = dict.fromkeys(rows, 0)
@@ -77,6 +78,9 @@ def judge(theirs: RunResult, ours: RunResult, accepted: Iterable[Accepted]) -> V
         *(f"not accepted: {d.node_id} ({d.theirs} -> {d.ours})" for d in differences if d.is_loss and not d.reason),
         *_row_faults(cases_used, cases_alive),
     ]
+    faults += [f"accepted, but no suite has its file: {row.pattern}" for row in listed if not is_in_a_suite(row.file)]
+    if (num_listed := sum(row.num_cases for row in listed)) > MAX_CASES:
+        faults.append(f"{num_listed} cases are accepted as exceptions; {MAX_CASES} is the most")
     neither = sum(1 for node in theirs.tests if node not in theirs.passed and node not in ours.passed)
     counts = tuple(FileCount(file, *numbers) for file, numbers in sorted(files.items()))
     return Verdict(counts, tuple(differences), tuple(faults), neither)
@@ -103,7 +107,4 @@ def _row_faults(cases_used: dict[Accepted, int], cases_alive: dict[Accepted, int
             faults.append(f"accepted, but {passing} of {cases_alive[row]} cases do not differ: {row.pattern}")
         elif used != row.num_cases:
             faults.append(f"accepted for {row.num_cases} cases, but it has {used}: {row.pattern}")
-    listed = sum(cases_alive.values())
-    if listed > MAX_CASES:
-        faults.append(f"{listed} cases are accepted as exceptions; {MAX_CASES} is the most")
     return faults

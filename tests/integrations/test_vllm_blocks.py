@@ -410,7 +410,7 @@ def test_the_collector_never_visits_a_block() -> None:
 def test_a_hit_is_announced_anew_as_far_as_its_hashes_go() -> None:
     request = SimpleNamespace(block_hashes=[bytes([i]) * 32 for i in range(5)], all_token_ids=list(range(11)))
     for events, asked, announced in ((True, 2, 2), (True, 3, 2), (True, 0, 0), (False, 2, 0)):
-        pool = BlockPool(4, True, 2, enable_kv_cache_events=events)
+        pool = BlockPool(4, asked != 3, 2, enable_kv_cache_events=events)  # a pool without caching says it as well
         pool.emit_cached_block_events(request, asked, 4, 0)
         told = pool.take_events()
         assert [len(event.block_hashes) for event in told] == [announced] * (announced > 0)

@@ -429,7 +429,7 @@ class PoolOverBooks:
         """
         if not self.enable_kv_cache_events or num_cached_blocks <= 0:
             return
-        self._must_cache(block_size)
+        self._check_block_size(block_size)
         num_cached_blocks = min(num_cached_blocks, len(request.block_hashes) * self.hash_block_size // block_size)
         if num_cached_blocks == 0:
             return
@@ -546,6 +546,9 @@ class PoolOverBooks:
     def _must_cache(self, block_size: int) -> None:
         if not self.enable_caching:
             raise NotCachingError("this pool was made with enable_caching=False: it keeps no hashes")
+        self._check_block_size(block_size)
+
+    def _check_block_size(self, block_size: int) -> None:
         if block_size < 1 or block_size > MOST_TOKENS or block_size % self.hash_block_size != 0:
             raise RangeError(
                 f"block_size {block_size} is not a multiple of the hash block size {self.hash_block_size} below 2**31"
