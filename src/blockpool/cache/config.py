@@ -29,7 +29,7 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
             if not isinstance(self.hash_block_size, int) or self.hash_block_size < 1:
                 raise ConfigError(f"hash_block_size must be an int of at least 1 token, not {self.hash_block_size!r}")
         for group in self.kv_cache_groups:
-            size = group.kv_cache_spec.block_size
+            size = group.block_size
             if size % self.unit != 0:
                 raise ConfigError(f"block size {size} is not a multiple of the hash block size {self.unit}")
 
@@ -38,4 +38,4 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
         """Tokens per digest."""
         if self.hash_block_size is not None:
             return self.hash_block_size
-        return gcd(*(group.kv_cache_spec.block_size for group in self.kv_cache_groups))
+        return gcd(*(group.block_size for group in self.kv_cache_groups))

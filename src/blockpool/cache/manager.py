@@ -15,7 +15,7 @@ from blockpool.cache.request import Request
 from blockpool.cache.stats import StatsBook
 from blockpool.cache.steps import StepLog, without_revoked
 from blockpool.hashing import BlockHashes
-from blockpool.managers import NOTHING_FOUND, FullAttentionManager, SingleTypeKVCacheManager
+from blockpool.managers import NOTHING_FOUND, FullAttentionManager, FullAttentionSpec, SingleTypeKVCacheManager
 from blockpool.pool import BlockPool, KVCacheEvent, PoolMetrics, StorePayload
 
 UNLIMITED = 1 << 62
@@ -67,6 +67,9 @@ class KVCacheManager:
     ) -> None:
         if len(config.kv_cache_groups) != 1:
             raise ConfigError(f"one full-attention group is what there is yet, not {len(config.kv_cache_groups)}")
+        spec = config.kv_cache_groups[0].kv_cache_spec
+        if not isinstance(spec, FullAttentionSpec):
+            raise ConfigError(f"one full-attention group is what there is yet, not a {type(spec).__name__}")
         if max_model_len is not None and max_model_len < 1:
             raise ConfigError(f"max_model_len must be at least 1 token, not {max_model_len}")
         if not 0.0 <= watermark <= 1.0:
@@ -84,8 +87,7 @@ class KVCacheManager:
             metrics=metrics,
         )
         self.managers: tuple[SingleTypeKVCacheManager, ...] = tuple(
-            FullAttentionManager(self.pool, group_id, group.kv_cache_spec.block_size)
-            for group_id, group in enumerate(config.kv_cache_groups)
+            FullAttentionManager(self.pool, group_id, group) for group_id, group in enumerate(config.kv_cache_groups)
         )
         self.num_watermark_blocks = int(watermark * config.num_blocks)
         self.stats = StatsBook()
@@ -111,7 +113,7 @@ class KVCacheManager:
         size = manager.block_size
         max_length = request.num_tokens - 1
         most = max_length // size
-        found = manager.find_longest_hit(chain.raw(), max_length)
+        found = manager.find_longest_hit(chain.raw(), max_length, size)
         num_blocks = len(found)
         if num_blocks >= most:
             why = WhyNotMore.PROMPT_END
