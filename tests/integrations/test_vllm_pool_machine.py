@@ -43,6 +43,14 @@ class Model(ModelPool):
                 parent = chain[i * 2 - 1] if i else None
                 self.add(table[i], (chain[(i + 1) * 2 - 1], group), (i + 1) * size, parent)
 
+    def cache_partial(self, block: int, digest: bytes, num_tokens: int, group: int, replace: bool) -> None:
+        unknown = bool(self.hashes[block]) and self.hashes[block][0][1] == 0
+        if block and unknown and not replace:  # a key of unknown length is never replaced by a longer one
+            if (digest, group) not in [key for key, _ in self.hashes[block]]:
+                self.add(block, (digest, group), num_tokens, None)
+            return
+        super().cache_partial(block, digest, num_tokens, group, replace)
+
     def free(self, blocks: list[int], after: int | None = None) -> None:
         super().free(blocks)
 

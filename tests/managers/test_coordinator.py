@@ -133,3 +133,20 @@ def test_without_a_group_that_is_cached_there_is_no_hit() -> None:
     pool = BlockPool(10, hash_block_size=4)
     hit = coordinator_of(pool, MambaSpec(4)).longest_common_hit(chain(4), 16)
     assert (hit.num_tokens, hit.vetoed_by, hit.groups[0].block_ids()) == (0, None, [])
+
+
+def test_a_margin_inside_a_block_is_looked_up_again_when_another_group_knows_less() -> None:
+    pool = BlockPool(50, hash_block_size=2)
+    digests = chain(6)
+    coordinator = Coordinator(
+        [
+            make_manager(pool, 0, KVCacheGroupSpec(("full",), FullAttentionSpec(2))),
+            make_manager(pool, 1, KVCacheGroupSpec(("draft",), FullAttentionSpec(4), draft_margin=True)),
+        ]
+    )
+    for group, size in ((0, 2), (1, 4)):
+        for at in (0, 1, 3, 4, 5):  # nobody knows the boundary at 6 tokens
+            (block,) = pool.get_new_blocks(1)
+            pool.cache_partial_block(block, digests[32 * at :][:32], (at + 1) * 2, group, size)
+    hit = coordinator.longest_common_hit(digests, 6)
+    assert (hit.num_tokens, hit.own_lengths) == (2, (4, 6))

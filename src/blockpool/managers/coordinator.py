@@ -98,6 +98,8 @@ class Coordinator:
     def cut(self, at: int, hit: GroupHit, digests: bytes, length: int) -> GroupHit:
         """A longer hit of a group that reads the whole prefix, to a boundary that it can resume from as well."""
         manager = self.managers[at]
-        if length % manager.block_size == 0:
+        # A margin that ends inside a block asks for a key which the longer hit did not need.
+        inside = manager.draft_margin and self.alignment < manager.block_size
+        if length % manager.block_size == 0 and not inside:
             return manager.shortened(hit, length // manager.block_size)
         return manager.find_longest_hit(digests, length, self.alignment)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from mypy_extensions import i64, mypyc_attr
 
 from blockpool.integrations.vllm.errors import HashSetError, StrangerError
 from blockpool.integrations.vllm.home import Home
 from blockpool.pool.layout import FLAGS, HASHED, REF, TOKENS
-
-if TYPE_CHECKING:
-    from blockpool.pool.block_pool import BlockPool as Books
 
 
 @final
@@ -217,7 +214,3 @@ def register_key(home: Home, place: i64, key: bytes, num_tokens: int | None) -> 
     books.index.put(place, digest, 0, group, 0 if num_tokens is None else num_tokens)
     books.changes += 1
     return True
-
-
-def books_of(block: KVCacheBlock) -> Books | None:
-    return None if block._home is None else block._home.books

@@ -130,7 +130,7 @@ class PoolOverBooks:
         if self.enable_kv_cache_events:
             self._publish_removed()
         if self.metrics_collector is not None:
-            self._measure(out, self.enable_caching, True)
+            self._measure_handed_out(out)
         if books.watchers.errors:
             books.watchers.raise_errors(f"get_new_blocks handed out {[int(b) for b in ids]} all the same")
         return out
@@ -501,14 +501,13 @@ class PoolOverBooks:
 
     # -- hooks ---------------------------------------------------------------------------------------
 
-    def _measure(self, blocks: list[KVCacheBlock], evicted: bool, allocated: bool) -> None:
+    def _measure_handed_out(self, blocks: list[KVCacheBlock]) -> None:
         collector = self.metrics_collector
         try:
             for block in blocks:
-                if evicted:
+                if self.enable_caching:
                     collector.on_block_evicted(block)
-                if allocated:
-                    collector.on_block_allocated(block)
+                collector.on_block_allocated(block)
         except BaseException as error:  # raised when the whole operation is done
             self.books.watchers.errors.append(error)
 
