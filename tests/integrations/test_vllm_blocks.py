@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import random
+import sys
 import weakref
 from types import SimpleNamespace
 
@@ -416,3 +417,37 @@ def test_a_hit_is_announced_anew_as_far_as_its_hashes_go() -> None:
         assert [len(event.block_hashes) for event in told] == [announced] * (announced > 0)
         assert [event.token_ids for event in told] == [list(range(announced * 4))] * (announced > 0)
         assert len(pool.cached_block_hash_to_block) == 0
+
+
+@pytest.mark.parametrize("events", [False, True])
+def test_calls_leave_no_memory_behind(events: bool) -> None:
+    pool, other = BlockPool(64, True, 4, enable_kv_cache_events=events), BlockPool(64, True, 4)
+    request = SimpleNamespace(block_hashes=[i.to_bytes(32, "big") for i in range(16)], all_token_ids=list(range(64)))
+    odd = KVCacheBlock(3)
+
+    def use() -> None:
+        blocks = pool.get_new_blocks(16)
+        pool.cache_full_blocks(request, blocks, 0, 8, 4, 0, [True, False] * 4)
+        pool.cache_full_blocks(request, blocks, 0, 8, 8, 1)
+        pool.cache_partial_block(request, blocks[9], 12, 0, 16)
+        pool.touch(blocks)
+        pool.free_blocks(iter([*blocks, *other.get_new_blocks(2), odd]))
+        pool.unpin_blocks(blocks[:2], lambda block: None)
+        pool.free_blocks(blocks[2:])
+        pool.free_blocks(pool.get_new_blocks(1))
+        for wrong in (blocks[:1], [other.blocks[5]], [None]):
+            with pytest.raises((ValueError, TypeError)):
+                pool.free_blocks(wrong)
+        pool.get_cached_block(request.block_hashes[1], [0, 1])
+        pool.evict_blocks({1, 2, 3})
+        pool.reset_prefix_cache()
+        pool.take_events()
+
+    for _ in range(20):
+        use()
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for _ in range(200):
+        use()
+    gc.collect()
+    assert sys.getallocatedblocks() - before < 100

@@ -107,7 +107,7 @@ class PoolOverBooks:
 
     def is_block_writable(self, block: KVCacheBlock) -> bool:
         """Whether one holder has the block for itself: not null, ref_cnt 1, no hash."""
-        return self.books.is_block_writable(int(self._place(block)))
+        return self.books.is_block_writable(int(place_of(self, block)))
 
     # -- lending and taking back -----------------------------------------------------------------------
 
@@ -128,9 +128,9 @@ class PoolOverBooks:
         ids = books.take(num_blocks)
         out: list[KVCacheBlock] = [self.blocks[i64(b)] for b in ids]
         if self.enable_kv_cache_events:
-            self._publish_removed()
+            publish_removed(self)
         if self.metrics_collector is not None:
-            self._measure_handed_out(out)
+            measure_handed_out(self, out)
         if books.watchers.errors:
             books.watchers.raise_errors(f"get_new_blocks handed out {[int(b) for b in ids]} all the same")
         return out
@@ -139,14 +139,14 @@ class PoolOverBooks:
         """One more reference on each; a free block leaves the queue. The null block is skipped."""
         given: list[Any] = blocks if isinstance(blocks, list) else list(blocks)
         apart = Apart()
-        ids = self._ids(given, apart)
+        ids = ids_of(self, given, apart)
         if apart.foreign:
             raise StrangerError(f"{apart.foreign[0]} belongs to another pool")
         self.books.touch_vec(ids)
         for own in apart.loose:
             own.ref_cnt += 1
         if self.metrics_collector is not None:
-            self._measure_accessed(given)
+            measure_accessed(self, given)
         self.books.watchers.raise_errors()
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
@@ -158,20 +158,20 @@ class PoolOverBooks:
         """
         blocks: list[Any] = ordered_blocks if isinstance(ordered_blocks, list) else list(ordered_blocks)
         apart = Apart()
-        ids = self._ids(blocks, apart)
+        ids = ids_of(self, blocks, apart)
         books = self.books
         if apart.foreign:
-            self._check_held(books, ids)
+            check_held(books, ids)
             parts = apart.by_home()
             for home, part in parts:
                 if home.books is not None:
-                    self._check_held(home.books, places_of(part))
-            self._free(books, ids)
+                    check_held(home.books, places_of(part))
+            release(books, ids)
             for home, part in parts:
                 pool = home.owner()
                 pool.free_blocks(part)
         else:
-            self._free(books, ids)
+            release(books, ids)
         for own in apart.loose:
             own.ref_cnt -= 1
 
@@ -185,7 +185,7 @@ class PoolOverBooks:
         for block in blocks:
             if block.is_null:
                 raise NullGivenError("the null block cannot be unpinned")
-            ids.append(int(self._place(block)))
+            ids.append(int(place_of(self, block)))
         members = self._home.members
 
         def reused(block_id: int) -> None:
@@ -193,7 +193,7 @@ class PoolOverBooks:
 
         if not callable(on_reuse):
             raise TypeError(f"on_reuse must be callable, not {on_reuse!r}")
-        self._check_held(self.books, places(ids))
+        check_held(self.books, places(ids))
         self.books.unpin_blocks(ids, reused)
 
     # -- finding -------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class PoolOverBooks:
         """
         if num_cached_blocks >= num_full_blocks:
             return
-        self._must_cache(block_size)
+        must_cache(self, block_size)
         if num_cached_blocks < 0 or num_full_blocks > len(blocks):
             raise RangeError(f"blocks {num_cached_blocks} to {num_full_blocks} of a table of {len(blocks)}")
         count = num_full_blocks - num_cached_blocks
@@ -239,7 +239,7 @@ class PoolOverBooks:
             raise MaskLengthError(f"a mask of {len(block_mask)} for {count} blocks")
         group: i64 = self.books.door.checked_group(kv_cache_group_id)
         hashes = full_hashes(request, num_cached_blocks, num_full_blocks, block_size // self.hash_block_size)
-        ids = self._unhashed(blocks, num_cached_blocks, num_full_blocks, block_size, block_mask)
+        ids = unhashed(self, blocks, num_cached_blocks, num_full_blocks, block_size, block_mask)
         index = self.books.index
         records = self.books.records
         keep = self._keys
@@ -253,7 +253,7 @@ class PoolOverBooks:
         size: i64 = block_size
         at: i64 = 0
         if self.enable_kv_cache_events:
-            told = self._told(request, ids, hashes, num_cached_blocks, block_size, kv_cache_group_id)
+            told = told_of(self, request, ids, hashes, num_cached_blocks, block_size, kv_cache_group_id)
         else:
             told = None
         for b in ids:
@@ -264,14 +264,14 @@ class PoolOverBooks:
                 index.add(i64(b), digests[at], 0, group, covered, hs[at])
             elif b < 0:
                 stray = blocks[num_cached_blocks + at]
-                self._forget_stray(stray)
+                forget_stray(self, stray)
                 self._strays.register(stray, hashes[at], group, covered)
             at += 1
         self.books.changes += 1
         if self.enable_kv_cache_events:
-            self._publish_removed()
+            publish_removed(self)
             if told is not None:
-                self._publish(told)
+                publish(self, told)
 
     def cache_partial_block(
         self,
@@ -287,7 +287,7 @@ class PoolOverBooks:
         The null block has none: None. There already: nothing happens. Longer than the primary key: replaces all
         there is. Shorter: becomes an additional key. `replace_existing_hashes`: the block's only key from now on.
         """
-        self._must_cache(block_size)
+        must_cache(self, block_size)
         unit = self.hash_block_size
         hashes: Any = request.block_hashes
         if num_tokens < unit or num_tokens % unit != 0 or num_tokens > MOST_TOKENS:
@@ -298,7 +298,7 @@ class PoolOverBooks:
                 f"a boundary at {num_tokens} tokens needs {number} hashes, the request has {len(hashes)}"
             )
         group: i64 = self.books.door.checked_group(kv_cache_group_id)
-        b = self._place(block)
+        b = place_of(self, block)
         if b == 0:
             return None
         block_hash: bytes = hashes[number - 1]
@@ -328,8 +328,8 @@ class PoolOverBooks:
         index.put(b, digest, 0, group, num_tokens)
         self.books.changes += 1
         if self.enable_kv_cache_events:
-            self._publish_removed()
-            self._publish(told)
+            publish_removed(self)
+            publish(self, told)
         return key
 
     def _insert_block_hash(
@@ -342,7 +342,7 @@ class PoolOverBooks:
             block_hash, group = self._keys.split(block_hash_with_group_id)
             self._strays.register(block, block_hash, group, num_tokens)
             return
-        b = self._place(block)
+        b = place_of(self, block)
         if b == 0:
             raise NullGivenError("the null block has no hash")
         register_key(self._home, b, block_hash_with_group_id, num_tokens)
@@ -352,7 +352,7 @@ class PoolOverBooks:
 
         Raises HashSetError when dst_block has a key.
         """
-        src, dst = self._place(src_block), self._place(dst_block)
+        src, dst = place_of(self, src_block), place_of(self, dst_block)
         if src == 0 or dst == 0:
             raise NullGivenError("the null block has no hashes to move or take")
         if self.books.records.get(dst, FLAGS) & HASHED:
@@ -364,8 +364,8 @@ class PoolOverBooks:
     def _maybe_evict_cached_block(self, block: KVCacheBlock) -> bool:
         """Drop every key of a block, with events. Whether it had one."""
         if block._home is None:
-            return self._forget_stray(block)
-        b = self._place(block)
+            return forget_stray(self, block)
+        b = place_of(self, block)
         if self.metrics_collector is not None:
             self.metrics_collector.on_block_evicted(block)
         if b == 0 or self.books.records.get(b, FLAGS) & HASHED == 0:
@@ -373,16 +373,8 @@ class PoolOverBooks:
         self.books.forget(b)
         self.books.changes += 1
         if self.enable_kv_cache_events:
-            self._publish_removed()
+            publish_removed(self)
         return True
-
-    def _forget_stray(self, block: KVCacheBlock) -> bool:
-        gone = self._strays.forget(block)
-        if self.enable_kv_cache_events:
-            for key in gone:
-                block_hash, group = self._keys.split(key)
-                self._publish(words().removed(block_hash, group, self.medium))
-        return len(gone) > 0
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Drop the keys of blocks, whatever their ref_cnt. Frees nothing, moves nothing in the queue."""
@@ -406,7 +398,7 @@ class PoolOverBooks:
         if self.metrics_collector is not None:
             self.metrics_collector.reset()
         if self.enable_kv_cache_events:
-            self._publish_removed()
+            publish_removed(self)
         return True
 
     # -- events --------------------------------------------------------------------------------------
@@ -429,13 +421,14 @@ class PoolOverBooks:
         """
         if not self.enable_kv_cache_events or num_cached_blocks <= 0:
             return
-        self._check_block_size(block_size)
+        check_block_size(self, block_size)
         num_cached_blocks = min(num_cached_blocks, len(request.block_hashes) * self.hash_block_size // block_size)
         if num_cached_blocks == 0:
             return
         hashes = full_hashes(request, 0, num_cached_blocks, block_size // self.hash_block_size)
         spans = [(i * block_size, (i + 1) * block_size) for i in range(num_cached_blocks)]
-        self._publish(
+        publish(
+            self,
             words().stored(
                 request,
                 hashes,
@@ -446,180 +439,8 @@ class PoolOverBooks:
                 kv_cache_group_id,
                 self.num_hash_lookahead_tokens,
                 self.medium,
-            )
+            ),
         )
-
-    def _told(
-        self,
-        request: Any,
-        ids: vec[i32],
-        hashes: list[bytes],
-        first: int,
-        block_size: int,
-        group_id: int,
-    ) -> Any:
-        """What is to be announced of a range: one event for the blocks of it that are registered, None if none is."""
-        stored: list[bytes] = []
-        spans: list[tuple[int, int]] = []
-        at = 0
-        for b in ids:
-            if b != 0:
-                stored.append(hashes[at])
-                spans.append(((first + at) * block_size, (first + at + 1) * block_size))
-            at += 1
-        if not stored:
-            return None
-        parent: bytes | None = None
-        if first > 0:
-            parent = full_hashes(request, first - 1, first, block_size // self.hash_block_size)[0]
-        return words().stored(
-            request,
-            stored,
-            parent,
-            spans,
-            (first * block_size, (first + at) * block_size),
-            block_size,
-            group_id,
-            self.num_hash_lookahead_tokens,
-            self.medium,
-        )
-
-    def _publish(self, event: Any) -> None:
-        me: Any = self
-        me.kv_event_queue.append(event)
-
-    def _publish_removed(self) -> None:
-        """One event per key that has left the index."""
-        said = words()
-        for event in self.books.take_events():
-            if isinstance(event, BlockRemoved):
-                for digest in event.block_hashes:
-                    if isinstance(digest, bytes):
-                        self._publish(said.removed(self._keys.original(digest), event.group_idx, self.medium))
-            else:
-                self._publish(said.cleared())
-
-    # -- hooks ---------------------------------------------------------------------------------------
-
-    def _measure_handed_out(self, blocks: list[KVCacheBlock]) -> None:
-        collector = self.metrics_collector
-        try:
-            for block in blocks:
-                if self.enable_caching:
-                    collector.on_block_evicted(block)
-                collector.on_block_allocated(block)
-        except BaseException as error:  # raised when the whole operation is done
-            self.books.watchers.errors.append(error)
-
-    def _measure_accessed(self, blocks: list[Any]) -> None:
-        collector = self.metrics_collector
-        try:
-            for block in blocks:
-                if not block.is_null:
-                    collector.on_block_accessed(block)
-        except BaseException as error:
-            self.books.watchers.errors.append(error)
-
-    # -- the door ------------------------------------------------------------------------------------
-
-    def _place(self, block: KVCacheBlock) -> i64:
-        if block._home is not self._home:
-            raise StrangerError(f"{block} is not a block of this pool")
-        return block._place
-
-    def _ids(self, blocks: list[Any], apart: Apart) -> vec[i32]:
-        """The places of this pool's blocks; those of other pools and of none are put apart."""
-        home = self._home
-        room = self.books.records.room_for(len(blocks))
-        count: i64 = 0
-        for block in blocks:
-            if not isinstance(block, KVCacheBlock):
-                raise StrangerError(f"{block!r} is not a block of this pool")
-            if block._home is home:
-                room[count] = i32(block._place)
-                count += 1
-            else:
-                apart.put(block)
-        return room[:count]
-
-    def _must_cache(self, block_size: int) -> None:
-        if not self.enable_caching:
-            raise NotCachingError("this pool was made with enable_caching=False: it keeps no hashes")
-        self._check_block_size(block_size)
-
-    def _check_block_size(self, block_size: int) -> None:
-        if block_size < 1 or block_size > MOST_TOKENS or block_size % self.hash_block_size != 0:
-            raise RangeError(
-                f"block_size {block_size} is not a multiple of the hash block size {self.hash_block_size} below 2**31"
-            )
-
-    def _unhashed(self, blocks: list[Any], first: int, last: int, block_size: int, mask: Any) -> vec[i32]:
-        """The blocks of a range that are to be registered; 0: skipped; -1: registered, but of no pool.
-
-        Refuses those that have another key.
-        """
-        home = self._home
-        records = self.books.records
-        if last * block_size > MOST_TOKENS:
-            raise RangeError(f"a prefix of {last * block_size} tokens is longer than {MOST_TOKENS}")
-        begin: i64 = first
-        end: i64 = last
-        size: i64 = block_size
-        ids = vec[i32](capacity=end - begin)
-        i = begin
-        wrong: KVCacheBlock | None = None
-        try:  # marked, so that a block that is named twice is seen
-            while i < end:
-                block = blocks[i]
-                if not isinstance(block, KVCacheBlock):
-                    raise StrangerError(f"{block!r} is not a block of this pool")
-                b: i64 = 0
-                if mask is None or mask[i - begin]:
-                    if block._home is home:
-                        b = block._place
-                        if b != 0:
-                            flags = records.get(b, FLAGS)
-                            if flags & (HASHED | MARK):
-                                covered = records.get(b, TOKENS)
-                                if flags & MARK or covered == 0 or covered >= (i + 1) * size:
-                                    wrong = block
-                                    break
-                            records.set(b, FLAGS, flags | MARK)
-                    elif block._home is None and self._strays.fits(block, int(i + 1) * block_size):
-                        b = 0 if block.is_null else -1
-                    else:
-                        wrong = block
-                        break
-                ids = append(ids, i32(b))
-                i += 1
-        finally:
-            for one in ids:
-                if one > 0:
-                    o = records.base + i64(one) * FIELDS + FLAGS
-                    records.meta[o] = i32(i64(records.meta[o]) & ~MARK)
-        if wrong is not None:
-            self._refuse(wrong, block_size * int(i + 1))
-        return ids
-
-    def _refuse(self, block: KVCacheBlock, num_tokens: int) -> None:
-        if block._home is not self._home and block._home is not None:
-            raise StrangerError(f"{block} is not a block of this pool")
-        raise HashSetError(
-            f"block {block.block_id} has the hash of {block.block_hash_num_tokens} tokens already, or is named twice:"
-            f" it cannot be registered for {num_tokens} tokens"
-        )
-
-    def _check_held(self, books: Books, ids: vec[i32]) -> None:
-        try:
-            books.check_releasable(ids)
-        except ValueError as error:
-            raise NotHeldError(str(error)) from None
-
-    def _free(self, books: Books, ids: vec[i32]) -> None:
-        try:
-            books.free_vec(ids, None)
-        except ValueError as error:
-            raise NotHeldError(str(error)) from None
 
 
 @final
@@ -652,6 +473,10 @@ class Apart:
         return parts
 
 
+# What follows are functions and not methods: through the class that vLLM instantiates, which is interpreted, a method
+# would be called as Python calls it, and each array that is handed over in that way is never given back.
+
+
 def places_of(blocks: list[KVCacheBlock]) -> vec[i32]:
     out = vec[i32]()
     for block in blocks:
@@ -678,3 +503,193 @@ def full_hashes(request: Any, first: int, last: int, factor: int) -> list[bytes]
     if last > len(given):  # a view, at the block size already
         raise RangeError(f"{last} blocks need {last} hashes, the request has {len(given)}")
     return [given[i] for i in range(first, last)]
+
+
+def forget_stray(pool: PoolOverBooks, block: KVCacheBlock) -> bool:
+    gone = pool._strays.forget(block)
+    if pool.enable_kv_cache_events:
+        for key in gone:
+            block_hash, group = pool._keys.split(key)
+            publish(pool, words().removed(block_hash, group, pool.medium))
+    return len(gone) > 0
+
+
+def told_of(
+    pool: PoolOverBooks,
+    request: Any,
+    ids: vec[i32],
+    hashes: list[bytes],
+    first: int,
+    block_size: int,
+    group_id: int,
+) -> Any:
+    """What is to be announced of a range: one event for the blocks of it that are registered, None if none is."""
+    stored: list[bytes] = []
+    spans: list[tuple[int, int]] = []
+    at = 0
+    for b in ids:
+        if b != 0:
+            stored.append(hashes[at])
+            spans.append(((first + at) * block_size, (first + at + 1) * block_size))
+        at += 1
+    if not stored:
+        return None
+    parent: bytes | None = None
+    if first > 0:
+        parent = full_hashes(request, first - 1, first, block_size // pool.hash_block_size)[0]
+    return words().stored(
+        request,
+        stored,
+        parent,
+        spans,
+        (first * block_size, (first + at) * block_size),
+        block_size,
+        group_id,
+        pool.num_hash_lookahead_tokens,
+        pool.medium,
+    )
+
+
+def publish(pool: PoolOverBooks, event: Any) -> None:
+    me: Any = pool
+    me.kv_event_queue.append(event)
+
+
+def publish_removed(pool: PoolOverBooks) -> None:
+    """One event per key that has left the index."""
+    said = words()
+    for event in pool.books.take_events():
+        if isinstance(event, BlockRemoved):
+            for digest in event.block_hashes:
+                if isinstance(digest, bytes):
+                    publish(pool, said.removed(pool._keys.original(digest), event.group_idx, pool.medium))
+        else:
+            publish(pool, said.cleared())
+
+
+def measure_handed_out(pool: PoolOverBooks, blocks: list[KVCacheBlock]) -> None:
+    collector = pool.metrics_collector
+    try:
+        for block in blocks:
+            if pool.enable_caching:
+                collector.on_block_evicted(block)
+            collector.on_block_allocated(block)
+    except BaseException as error:  # raised when the whole operation is done
+        pool.books.watchers.errors.append(error)
+
+
+def measure_accessed(pool: PoolOverBooks, blocks: list[Any]) -> None:
+    collector = pool.metrics_collector
+    try:
+        for block in blocks:
+            if not block.is_null:
+                collector.on_block_accessed(block)
+    except BaseException as error:
+        pool.books.watchers.errors.append(error)
+
+
+def place_of(pool: PoolOverBooks, block: KVCacheBlock) -> i64:
+    if block._home is not pool._home:
+        raise StrangerError(f"{block} is not a block of this pool")
+    return block._place
+
+
+def ids_of(pool: PoolOverBooks, blocks: list[Any], apart: Apart) -> vec[i32]:
+    """The places of this pool's blocks; those of other pools and of none are put apart."""
+    home = pool._home
+    room = pool.books.records.room_for(len(blocks))
+    count: i64 = 0
+    for block in blocks:
+        if not isinstance(block, KVCacheBlock):
+            raise StrangerError(f"{block!r} is not a block of this pool")
+        if block._home is home:
+            room[count] = i32(block._place)
+            count += 1
+        else:
+            apart.put(block)
+    return room[:count]
+
+
+def must_cache(pool: PoolOverBooks, block_size: int) -> None:
+    if not pool.enable_caching:
+        raise NotCachingError("this pool was made with enable_caching=False: it keeps no hashes")
+    check_block_size(pool, block_size)
+
+
+def check_block_size(pool: PoolOverBooks, block_size: int) -> None:
+    if block_size < 1 or block_size > MOST_TOKENS or block_size % pool.hash_block_size != 0:
+        raise RangeError(
+            f"block_size {block_size} is not a multiple of the hash block size {pool.hash_block_size} below 2**31"
+        )
+
+
+def unhashed(pool: PoolOverBooks, blocks: list[Any], first: int, last: int, block_size: int, mask: Any) -> vec[i32]:
+    """The blocks of a range that are to be registered; 0: skipped; -1: registered, but of no pool.
+
+    Refuses those that have another key.
+    """
+    home = pool._home
+    records = pool.books.records
+    if last * block_size > MOST_TOKENS:
+        raise RangeError(f"a prefix of {last * block_size} tokens is longer than {MOST_TOKENS}")
+    begin: i64 = first
+    end: i64 = last
+    size: i64 = block_size
+    ids = vec[i32](capacity=end - begin)
+    i = begin
+    wrong: KVCacheBlock | None = None
+    try:  # marked, so that a block that is named twice is seen
+        while i < end:
+            block = blocks[i]
+            if not isinstance(block, KVCacheBlock):
+                raise StrangerError(f"{block!r} is not a block of this pool")
+            b: i64 = 0
+            if mask is None or mask[i - begin]:
+                if block._home is home:
+                    b = block._place
+                    if b != 0:
+                        flags = records.get(b, FLAGS)
+                        if flags & (HASHED | MARK):
+                            covered = records.get(b, TOKENS)
+                            if flags & MARK or covered == 0 or covered >= (i + 1) * size:
+                                wrong = block
+                                break
+                        records.set(b, FLAGS, flags | MARK)
+                elif block._home is None and pool._strays.fits(block, int(i + 1) * block_size):
+                    b = 0 if block.is_null else -1
+                else:
+                    wrong = block
+                    break
+            ids = append(ids, i32(b))
+            i += 1
+    finally:
+        for one in ids:
+            if one > 0:
+                o = records.base + i64(one) * FIELDS + FLAGS
+                records.meta[o] = i32(i64(records.meta[o]) & ~MARK)
+    if wrong is not None:
+        refuse(pool, wrong, block_size * int(i + 1))
+    return ids
+
+
+def refuse(pool: PoolOverBooks, block: KVCacheBlock, num_tokens: int) -> None:
+    if block._home is not pool._home and block._home is not None:
+        raise StrangerError(f"{block} is not a block of this pool")
+    raise HashSetError(
+        f"block {block.block_id} has the hash of {block.block_hash_num_tokens} tokens already, or is named twice:"
+        f" it cannot be registered for {num_tokens} tokens"
+    )
+
+
+def check_held(books: Books, ids: vec[i32]) -> None:
+    try:
+        books.check_releasable(ids)
+    except ValueError as error:
+        raise NotHeldError(str(error)) from None
+
+
+def release(books: Books, ids: vec[i32]) -> None:
+    try:
+        books.free_vec(ids, None)
+    except ValueError as error:
+        raise NotHeldError(str(error)) from None
