@@ -22,7 +22,7 @@ from blockpool.integrations.vllm import (
 )
 from blockpool.integrations.vllm.keys import Keys
 from blockpool.pool import BlockHashToBlockMap as Index
-from blockpool.pool import QueueError, ReleaseError
+from blockpool.pool import PoolBusyError, QueueError, ReleaseError
 from tests.sizes import property_settings
 
 
@@ -451,3 +451,35 @@ def test_calls_leave_no_memory_behind(events: bool) -> None:
         use()
     gc.collect()
     assert sys.getallocatedblocks() - before < 100
+
+
+def test_a_reuse_callback_cannot_register_in_its_own_pool() -> None:
+    request = SimpleNamespace(block_hashes=[i.to_bytes(32, "big") for i in range(8)])
+    for register in (
+        lambda pool, block: pool.cache_partial_block(request, block, 4, 2, 16),
+        lambda pool, block: pool._insert_block_hash(b"new" + bytes(4), block, 4),
+        lambda pool, block: pool.cached_block_hash_to_block.insert(b"new" + bytes(4), block),
+        lambda pool, block: block.set_block_hash(b"new" + bytes(4)),
+    ):
+        pool = BlockPool(30, True, 4)
+        blocks = pool.get_new_blocks(6)
+        pool.unpin_blocks(blocks, lambda block, pool=pool, register=register: register(pool, block))
+        with pytest.raises((PoolBusyError, BaseExceptionGroup)):
+            pool.get_new_blocks(29)
+        assert pool.books.audit() == []
+        assert [block.ref_cnt for block in pool.blocks[1:]] == [1] * 29
+
+
+def test_numbers_that_a_record_cannot_hold_are_refused() -> None:
+    pool = BlockPool(4, True, 4)
+    (block,) = pool.get_new_blocks(1)
+    for value in (2**31, 2**32 + 1, 2**70):
+        with pytest.raises(AttributeError):
+            block.ref_cnt = value
+        with pytest.raises(ValueError, match="tokens"):
+            pool._insert_block_hash(b"k" * 32 + bytes(4), block, value)
+    with pytest.raises(ValueError, match="tokens"):
+        block.set_block_hash(b"k" * 32 + bytes(4), -5)
+    with pytest.raises(ValueError, match="null block"):
+        pool.null_block.set_block_hash(b"k" * 32 + bytes(4))
+    assert (block.ref_cnt, block.block_hash, pool.books.audit()) == (1, None, [])

@@ -6,8 +6,9 @@ from typing import Any, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from blockpool.integrations.vllm.errors import HashSetError, StrangerError
+from blockpool.integrations.vllm.errors import HashSetError, NullGivenError, RangeError, StrangerError
 from blockpool.integrations.vllm.home import Home
+from blockpool.pool.block_pool import MOST_TOKENS
 from blockpool.pool.layout import FLAGS, HASHED, REF, TOKENS
 
 
@@ -81,6 +82,9 @@ class KVCacheBlock:
             loose(self).ref_cnt = value
             return
         # vLLM's managers count a second holder of a copied block like this; what they must not do is queue or unqueue
+        most: int = MOST_TOKENS
+        if value > most:
+            raise AttributeError(f"block {self.block_id}: ref_cnt {value} is beyond {MOST_TOKENS}")
         if value < 1 or home.ring.records.get(self._place, REF) < 1:
             raise AttributeError(f"block {self.block_id}: only touch and free_blocks lead to or from ref_cnt 0")
         home.ring.records.set(self._place, REF, value)
@@ -206,6 +210,12 @@ def register_key(home: Home, place: i64, key: bytes, num_tokens: int | None) -> 
     books, keys = home.books, home.keys
     if books is None or keys is None:
         raise StrangerError("a queue's block has no index")
+    books.must_not_be_busy()  # a reuse callback would write into what the pool is just changing
+    if place == 0:
+        raise NullGivenError("the null block has no hash")
+    most: int = MOST_TOKENS
+    if num_tokens is not None and (num_tokens < 0 or num_tokens > most):
+        raise RangeError(f"a prefix of {num_tokens} tokens is not from 0 to {MOST_TOKENS}")
     block_hash, group = keys.split(key)
     keys.tidy()
     digest = keys.keep(block_hash)

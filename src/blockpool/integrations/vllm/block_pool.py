@@ -611,6 +611,7 @@ def ids_of(pool: PoolOverBooks, blocks: list[Any], apart: Apart) -> vec[i32]:
 
 
 def must_cache(pool: PoolOverBooks, block_size: int) -> None:
+    pool.books.must_not_be_busy()
     if not pool.enable_caching:
         raise NotCachingError("this pool was made with enable_caching=False: it keeps no hashes")
     check_block_size(pool, block_size)
