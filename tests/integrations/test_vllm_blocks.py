@@ -483,3 +483,40 @@ def test_numbers_that_a_record_cannot_hold_are_refused() -> None:
     with pytest.raises(ValueError, match="null block"):
         pool.null_block.set_block_hash(b"k" * 32 + bytes(4))
     assert (block.ref_cnt, block.block_hash, pool.books.audit()) == (1, None, [])
+
+
+def test_a_hook_that_fails_stops_no_eviction_and_no_reset() -> None:
+    class Broken:
+        def on_block_evicted(self, block: KVCacheBlock) -> None:
+            raise KeyError(block.block_id)
+
+        def reset(self) -> None:
+            raise KeyError("reset")
+
+    pool = BlockPool(6, True, 4, enable_kv_cache_events=True)
+    request = SimpleNamespace(block_hashes=[i.to_bytes(32, "big") for i in range(4)], all_token_ids=list(range(16)))
+    blocks = pool.get_new_blocks(4)
+    pool.cache_full_blocks(request, blocks, 0, 4, 4, 0)
+    pool.metrics_collector = Broken()
+    with pytest.raises(KeyError):
+        pool._maybe_evict_cached_block(blocks[3])
+    with pytest.raises(KeyError):
+        pool.evict_blocks({1, 2, 3})
+    assert len(pool.cached_block_hash_to_block) == 0
+    pool.free_blocks(blocks)
+    with pytest.raises(KeyError):
+        pool.reset_prefix_cache()
+    names = [type(event).__name__ for event in pool.take_events()]
+    assert names == ["BlockStored", *["BlockRemoved"] * 4, "AllBlocksCleared"]
+    pool.metrics_collector = None
+    odd = b"odd" * 9
+    pool._insert_block_hash(odd + bytes(4), pool.blocks[1], 4)
+
+    def fail(block: KVCacheBlock) -> None:
+        raise KeyError(block.block_id)
+
+    pool.unpin_blocks(pool.get_new_blocks(1), fail)
+    with pytest.raises(KeyError):
+        pool.reset_prefix_cache()
+    assert [type(event).__name__ for event in pool.take_events()][-1] == "AllBlocksCleared"
+    assert len(pool.get_new_blocks(5)) == 5  # nothing is raised late

@@ -41,7 +41,8 @@ class PoolOverBooks:
     """`num_gpu_blocks` blocks, the null block (0) among them, as vLLM's managers and connectors expect them.
 
     Blocks go in and come out as the objects in `blocks`, which stay the same for the life of the pool. A call that
-    raises has changed nothing; in particular a block that is given back more often than it is held is refused.
+    refuses something has changed nothing; in particular a block that is given back more often than it is held. What a
+    metrics hook or a callback raises is raised when the operation is done.
     """
 
     kv_event_queue: list[Any]
@@ -365,40 +366,46 @@ class PoolOverBooks:
         """Drop every key of a block, with events. Whether it had one."""
         if block._home is None:
             return forget_stray(self, block)
-        b = place_of(self, block)
+        had_key = drop_keys(self, place_of(self, block))
         if self.metrics_collector is not None:
-            self.metrics_collector.on_block_evicted(block)
-        if b == 0 or self.books.records.get(b, FLAGS) & HASHED == 0:
-            return False
-        self.books.forget(b)
-        self.books.changes += 1
-        if self.enable_kv_cache_events:
-            publish_removed(self)
-        return True
+            measure_evicted(self, [block])
+        self.books.watchers.raise_errors()
+        return had_key
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Drop the keys of blocks, whatever their ref_cnt. Frees nothing, moves nothing in the queue."""
         for block_id in block_ids:
             if block_id < 0 or block_id >= self.num_gpu_blocks:
                 raise UnknownIdError(f"block {block_id} is unknown: ids run from 0 to {self.num_gpu_blocks - 1}")
-        for block_id in block_ids:
-            self._maybe_evict_cached_block(self.blocks[block_id])
+        evicted = [self.blocks[block_id] for block_id in block_ids]
+        for block in evicted:
+            drop_keys(self, block._place)
+        if self.metrics_collector is not None:
+            measure_evicted(self, evicted)
+        self.books.watchers.raise_errors()
 
     def reset_prefix_cache(self) -> bool:
         """Forget every key, if no block is in use; the queue keeps its order, pending callbacks are called."""
-        result = self.books.reset_prefix_cache()
-        if not result:
-            words().warn(
-                f"the prefix cache is not reset: {result.num_blocks_in_use} blocks are in use (of"
-                f" {self.num_gpu_blocks - 1})"
-            )
-            return False
+        self.books.must_not_be_busy()
+        failed: BaseException | None = None
+        try:
+            result = self.books.reset_prefix_cache()
+            if not result:
+                words().warn(
+                    f"the prefix cache is not reset: {result.num_blocks_in_use} blocks are in use (of"
+                    f" {self.num_gpu_blocks - 1})"
+                )
+                return False
+        except BaseException as error:  # of a callback; the keys are gone all the same
+            failed = error
         self._keys.clear()
         self._strays.clear()
-        if self.metrics_collector is not None:
-            self.metrics_collector.reset()
         if self.enable_kv_cache_events:
             publish_removed(self)
+        if self.metrics_collector is not None:
+            self.metrics_collector.reset()
+        if failed is not None:
+            raise failed
         return True
 
     # -- events --------------------------------------------------------------------------------------
@@ -514,6 +521,17 @@ def forget_stray(pool: PoolOverBooks, block: KVCacheBlock) -> bool:
     return len(gone) > 0
 
 
+def drop_keys(pool: PoolOverBooks, b: i64) -> bool:
+    """Drop every key of a block, with events. Whether it had one."""
+    if b == 0 or pool.books.records.get(b, FLAGS) & HASHED == 0:
+        return False
+    pool.books.forget(b)
+    pool.books.changes += 1
+    if pool.enable_kv_cache_events:
+        publish_removed(pool)
+    return True
+
+
 def told_of(
     pool: PoolOverBooks,
     request: Any,
@@ -575,6 +593,15 @@ def measure_handed_out(pool: PoolOverBooks, blocks: list[KVCacheBlock]) -> None:
                 collector.on_block_evicted(block)
             collector.on_block_allocated(block)
     except BaseException as error:  # raised when the whole operation is done
+        pool.books.watchers.errors.append(error)
+
+
+def measure_evicted(pool: PoolOverBooks, blocks: list[KVCacheBlock]) -> None:
+    collector = pool.metrics_collector
+    try:
+        for block in blocks:
+            collector.on_block_evicted(block)
+    except BaseException as error:
         pool.books.watchers.errors.append(error)
 
 
