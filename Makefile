@@ -72,3 +72,4 @@ include compat/vllm/peer.mk
 
 bench-vllm: build/peer/installed
 	@$(PEER_PATH) compat/vllm/in_peer $(PEER) compat/vllm/bench.py $(ARGS)
+	@$(PEER_PATH) compat/vllm/in_peer $(PEER) compat/vllm/bench.py --manager --only groups serving long $(ARGS)

@@ -15,9 +15,9 @@ PURE = os.environ.get("BLOCKPOOL_PURE") == "1"
 MUST = os.environ.get("BLOCKPOOL_REQUIRE_COMPILED") == "1"
 PACKAGE = Path("src/blockpool")
 # Values, exceptions and event structs: nothing there is hot, and interpreted classes pickle and document themselves.
-INTERPRETED = {"__init__", "errors", "events", "reports", "audit", "specs", "config", "plan"}
+INTERPRETED = {"__init__", "errors", "events", "reports", "audit", "specs", "config", "plan", "block_copy"}
 # Of the drop-in: what people subclass, refer to weakly or run once.
-INTERPRETED |= {"members", "additional", "words", "pools", "hasher"}
+INTERPRETED |= {"members", "additional", "words", "pools", "hasher", "managers", "views", "translate"}
 INTERPRETED |= {"swap", "notice", "plugin", "selftest", "twins", "speed"}
 
 

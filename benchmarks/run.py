@@ -136,6 +136,7 @@ def main() -> None:
     if not peer:
         print("BLOCKPOOL_PEER_PYTHON is not set: absolute figures only")
     sys.path.insert(0, str(HERE))
+    import cache_ops
     import hash_ops
     import pool_ops
 
@@ -146,6 +147,9 @@ def main() -> None:
         ),
         "hash": compare(
             "hash_ops.py", [row for row in hash_ops.ROWS if wanted in row], options.rounds, peer, numbered=False
+        ),
+        "cache": compare(
+            "cache_ops.py", [row for row in cache_ops.ROWS if wanted in row], options.rounds, None, numbered=False
         ),
     }
     if not wanted or wanted in "replay":

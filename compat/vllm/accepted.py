@@ -8,6 +8,8 @@ The table stands between two HTML comments, and each row is ``| `node id` | case
     | `tests/v1/core/test_x.py::test_y` | 1 | why ours differs |
     <!-- end of accepted exceptions -->
 
+What differs with our KVCacheManager alone stands in a table of its own, between `MANAGER_BEGIN` and `MANAGER_END`.
+
 A node id without brackets stands for all cases of a parametrised test; ``*`` inside brackets matches anything.
 """
 
@@ -21,6 +23,8 @@ from pathlib import Path
 
 BEGIN = "<!-- accepted exceptions -->"
 END = "<!-- end of accepted exceptions -->"
+MANAGER_BEGIN = "<!-- accepted exceptions of the manager -->"
+MANAGER_END = "<!-- end of accepted exceptions of the manager -->"
 MAX_CASES = 30
 
 
@@ -45,12 +49,17 @@ class Accepted:
         return fnmatchcase(node_id, self.pattern.replace("[", "[[]").replace("?", "[?]"))
 
 
-def read_accepted(page: Path) -> tuple[Accepted, ...]:
-    """The rows of the table in `page`. Raises BadTable."""
+def read_accepted(page: Path, *, manager: bool = False) -> tuple[Accepted, ...]:
+    """The rows of the table in `page`; with `manager`, those of its other table too. Raises BadTable."""
     text = page.read_text(encoding="utf-8") if page.exists() else ""
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise BadTable(f"{page} has no table between '{BEGIN}' and '{END}'")
-    body = text.partition(BEGIN)[2].partition(END)[0]
+    found = _table(page, text, BEGIN, END)
+    return found + _table(page, text, MANAGER_BEGIN, MANAGER_END) if manager else found
+
+
+def _table(page: Path, text: str, begin: str, end: str) -> tuple[Accepted, ...]:
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise BadTable(f"{page} has no table between '{begin}' and '{end}'")
+    body = text.partition(begin)[2].partition(end)[0]
     rows = [line.strip() for line in body.splitlines() if line.strip().startswith("|")]
     return tuple(_row(page, line) for line in rows[2:])
 

@@ -4,7 +4,8 @@ Run by the Python of an environment in which vLLM's scheduler side and its tests
 process, in turns, run by run. A row is the median over the rounds, its ratio the median of the rounds' ratios. Times
 are processor time; only the longest step is by the wall clock.
 
-Options: --quick (a small size, to see that it works), --rounds N, --only PART ..., --json FILE, --markdown FILE.
+Options: --manager (our KVCacheManager too), --quick (a small size, to see that it works), --rounds N,
+--only PART ..., --json FILE, --markdown FILE.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from pathlib import Path
 from bench_collector import measure_full_collections, measure_pauses
 from bench_engine import SchedulerFactory
 from bench_figures import Figures, as_markdown, as_text
+from bench_groups import measure_groups
 from bench_memory import measure_memory
 from bench_pool import measure_pool
 from bench_report import Part, long_prompt_parts, many_requests_parts
 from bench_serving import Size
-from bench_variant import OURS, VLLM
+from bench_variant import OURS, VLLM, Options
 
 from blockpool import build_info
 
@@ -35,7 +37,7 @@ QUICK_LONG = Size(num_requests=1, num_tokens=100_000, num_families=1, num_decode
 #: Who is first changes from round to round.
 ORDERS = ((VLLM, OURS), (OURS, VLLM))
 #: Rounds in the full size; what does not depend on the machine's mood needs fewer.
-ROUNDS = {"memory": 1, "pool": 7, "serving": 7, "long": 7, "collector": 5, "pauses": 5}
+ROUNDS = {"memory": 1, "pool": 7, "groups": 7, "serving": 7, "long": 7, "collector": 5, "pauses": 5}
 
 
 def parts_of(figures: Figures, quick: bool) -> dict[str, list[Part]]:
@@ -48,6 +50,7 @@ def parts_of(figures: Figures, quick: bool) -> dict[str, list[Part]]:
     return {
         "memory": [lambda variant: measure_memory(figures, variant, num_requests * 5)],
         "pool": [lambda variant: measure_pool(figures, variant, num_requests)],
+        "groups": [lambda variant: measure_groups(figures, variant, num_requests)],
         "serving": many_requests_parts(figures, factory, size),
         "long": long_prompt_parts(figures, factory, QUICK_LONG if quick else FULL_LONG),
         "collector": [lambda variant: measure_full_collections(figures, variant, large_pool)],
@@ -58,11 +61,13 @@ def parts_of(figures: Figures, quick: bool) -> dict[str, list[Part]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--manager", action="store_true", help="our KVCacheManager too, not our pool alone")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--only", nargs="+", metavar="PART")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
+    Options.manager = options.manager
     os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
     os.environ["PYTHONHASHSEED"] = "0"  # both variants start their hash chains from the same root
 

@@ -1,4 +1,4 @@
-"""The two variants in one process: vLLM's own classes, and ours put in their place."""
+"""The two variants in one process: vLLM's own classes, and ours put in their place; with the manager, or without."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ VLLM = "vllm"
 OURS = "blockpool"
 
 
+class Options:
+    """`manager`: ours is the KVCacheManager too, not pool and hasher alone."""
+
+    manager = False
+
+
 @contextmanager
 def installed(variant: str) -> Iterator[None]:
     """vLLM with the classes of this variant; afterwards vLLM's own again."""
@@ -17,7 +23,7 @@ def installed(variant: str) -> Iterator[None]:
         return
     from blockpool.integrations.vllm import install, uninstall
 
-    install()
+    install(manager=Options.manager)
     try:
         yield
     finally:

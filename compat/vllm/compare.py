@@ -1,6 +1,6 @@
 """Runs vLLM's own tests twice, on its own pool and on ours, and says which come out differently.
 
-    python compat/vllm/compare.py --peer DIR --with build/peer
+    python compat/vllm/compare.py --peer DIR --with build/peer [--manager]
 
 README.md says what DIR is; it is only read. Exit codes: 0 the two runs agree
 but for the accepted exceptions, 1 they do not, 2 there is no result (wrong environment, a run that did not start).
@@ -31,6 +31,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="vLLM's own tests, on its pool and on ours.")
     parser.add_argument("--peer", type=Path, required=True, help="the environment with vLLM and its tests")
     parser.add_argument("--with", dest="ours", type=Path, required=True, help="a folder with an importable blockpool")
+    parser.add_argument("--manager", action="store_true", help="our KVCacheManager too, not our pool alone")
     parser.add_argument("--page", type=Path, default=PAGE, help="the page with the table of accepted exceptions")
     parser.add_argument("--no-page", action="store_true", help="accept no exception at all")
     parser.add_argument("--json", type=Path, help="write the whole outcome here, for documents to quote")
@@ -85,7 +86,9 @@ def run_both(args: argparse.Namespace, tests: Sequence[str], scratch: Path) -> t
     progress = Progress()
     limit = args.seconds_per_test
     theirs = OneRun(peer, "theirs", (), scratch, seconds_per_test=limit)
-    ours = OneRun(peer, "ours", (args.ours.resolve(),), scratch, seconds_per_test=limit)
+    ours = OneRun(
+        peer, "managed" if args.manager else "ours", (args.ours.resolve(),), scratch, seconds_per_test=limit
+    )
     kept = load_baseline(args.baseline, tests)
     with ThreadPoolExecutor(args.jobs) as runs:
         jobs: list[Future[RunResult]] = []
@@ -138,10 +141,10 @@ def row(name: str, width: int, numbers: Sequence[int]) -> str:
     return f"{name:{width}}  {collected:9,}  {theirs:14,}  {ours:11,}  {differing:9,}"
 
 
-def report(verdict: Verdict, theirs: RunResult, ours: RunResult, *, verbose: bool) -> str:
+def report(verdict: Verdict, theirs: RunResult, ours: RunResult, *, managed: bool, verbose: bool) -> str:
     lines = [table(verdict), ""]
     lines.append(f"vLLM {ours.pool['vllm']}; without {theirs.seconds:.0f} s, with {ours.seconds:.0f} s")
-    lines.append(f"ours is {ours.pool['build']}")
+    lines.append(f"ours is {ours.pool['build']}, {'with' if managed else 'without'} the manager")
     lines.append(f"{verdict.num_pass_neither} pass in neither run")
     if theirs.uncollected:
         lines.append(f"cannot be collected in this environment: {', '.join(sorted(theirs.uncollected))}")
@@ -179,14 +182,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     tests = tuple(args.tests) or SUITE + (CONNECTORS if args.connectors else ())
     try:
-        accepted = () if args.no_page else read_accepted(args.page)
+        accepted = () if args.no_page else read_accepted(args.page, manager=args.manager)
         with tempfile.TemporaryDirectory(prefix="compat-") as scratch:
             theirs, ours = run_both(args, tests, Path(scratch))
     except (RunFailed, BadTable) as error:
         print(f"compare: {error}", file=sys.stderr)
         return 2
     verdict = judge(theirs, ours, accepted)
-    print(report(verdict, theirs, ours, verbose=args.verbose))
+    print(report(verdict, theirs, ours, managed=args.manager, verbose=args.verbose))
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(as_json(verdict, ours), encoding="utf-8")

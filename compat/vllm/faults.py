@@ -38,6 +38,8 @@ def faults(vllm: Side) -> Iterator[Fault]:
     for name, breaks in SCHEDULER_FAULTS.items():
         broken = breaks(vllm.BlockPool)
         yield Fault(name, "scheduler", side_with_pool_in_coordinator(vllm, name, broken))
+    for name, breaks in BOOKS_FAULTS.items():
+        yield Fault(name, "managed", side_with_manager(vllm, name, breaks(vllm.KVCacheManager)))
     for name, breaks in HASHING_FAULTS.items():
         make = breaks(vllm.get_request_block_hasher)
         yield Fault(name, "hashing", replace(vllm, name=name, get_request_block_hasher=make))
@@ -53,6 +55,22 @@ def side_with_pool_in_coordinator(vllm: Side, name: str, pool: Any) -> Side:
         kv_cache_coordinator.BlockPool = vllm.BlockPool
 
     return replace(vllm, name=name, BlockPool=pool, install=install, uninstall=uninstall)
+
+
+def side_with_manager(vllm: Side, name: str, manager: Any) -> Side:
+    from vllm.v1.core import kv_cache_manager
+    from vllm.v1.core.sched import scheduler
+
+    def put(one: Any) -> None:
+        kv_cache_manager.KVCacheManager = scheduler.KVCacheManager = one
+
+    return replace(
+        vllm,
+        name=name,
+        KVCacheManager=manager,
+        install=lambda: put(manager),
+        uninstall=lambda: put(vllm.KVCacheManager),
+    )
 
 
 # the pool
@@ -340,6 +358,80 @@ MANAGER_FAULTS = {
 SCHEDULER_FAULTS = {
     "the scheduler's frees in the wrong order": frees_in_wrong_order,
     "the scheduler's hits are another equal block": hits_another_of_equal_blocks,
+}
+
+
+# the manager
+
+
+def with_changed_argument(name: str, change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A manager whose allocate_slots is given something else."""
+
+    def breaks(manager: Any) -> Any:
+        class Broken(manager):
+            def allocate_slots(self, request: Any, num_new_tokens: int, **kwargs: Any) -> Any:
+                if name in kwargs:
+                    kwargs[name] = change(kwargs[name])
+                return super().allocate_slots(request, num_new_tokens, **kwargs)
+
+        return Broken
+
+    return breaks
+
+
+def looks_one_token_further(manager: Any) -> Any:
+    class Broken(manager):
+        def get_computed_blocks(self, request: Any, max_cache_hit_length: int | None = None) -> Any:
+            return super().get_computed_blocks(request, request.num_tokens)
+
+    return Broken
+
+
+def finds_nothing(manager: Any) -> Any:
+    class Broken(manager):
+        def get_computed_blocks(self, request: Any, max_cache_hit_length: int | None = None) -> Any:
+            return self.empty_kv_cache_blocks, 0, 0
+
+    return Broken
+
+
+def never_drops(manager: Any) -> Any:
+    class Broken(manager):
+        def remove_skipped_blocks(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+    return Broken
+
+
+def forgets_copies(manager: Any) -> Any:
+    class Broken(manager):
+        def take_kv_cache_block_copies(self) -> Any:
+            copies, endpoints = super().take_kv_cache_block_copies()
+            return copies[1:], endpoints
+
+    return Broken
+
+
+def shares_states_within_a_step(manager: Any) -> Any:
+    class Broken(manager):
+        def allocate_slots(self, *args: Any, **kwargs: Any) -> Any:
+            self.new_step_starts()
+            return super().allocate_slots(*args, **kwargs)
+
+    return Broken
+
+
+BOOKS_FAULTS = {
+    "reserved blocks are given away": with_changed_argument("reserved_blocks", lambda given: 0),
+    "no watermark": with_changed_argument("has_scheduled_reqs", lambda given: False),
+    "no lookahead slots": with_changed_argument("num_lookahead_tokens", lambda given: 0),
+    "loaded blocks are registered at once": with_changed_argument("delay_cache_blocks", lambda given: False),
+    "admits what will not fit": with_changed_argument("full_sequence_must_fit", lambda given: False),
+    "the whole prompt may be a hit": looks_one_token_further,
+    "no hits at all": finds_nothing,
+    "nothing is dropped when it is asked for": never_drops,
+    "a copy is forgotten": forgets_copies,
+    "states are shared in the step that writes them": shares_states_within_a_step,
 }
 
 

@@ -67,7 +67,7 @@ class Peer:
 
 
 class OneRun:
-    """`expected` says whose pool is tested: "ours", found on `python_path`, or "theirs"."""
+    """`expected` says what is tested: "ours", our pool from `python_path`; "managed", our manager too; "theirs"."""
 
     def __init__(
         self, peer: Peer, expected: str, python_path: Sequence[Path], scratch: Path, *, seconds_per_test: int
@@ -110,7 +110,8 @@ class OneRun:
             "COMPAT_DONE": str(self.done),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        environment.pop("BLOCKPOOL_VLLM", None)
+        for variable in ("BLOCKPOOL_VLLM", "BLOCKPOOL_VLLM_MANAGER"):
+            environment.pop(variable, None)
         command = self.peer.command(
             self.python_path,
             [

@@ -23,17 +23,21 @@ class Side:
     FreeKVCacheBlockQueue: Any
     BlockHashToBlockMap: Any
     get_request_block_hasher: Any
+    KVCacheManager: Any
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """vLLM's modules hold this side's names for as long as the block lasts. Checked, so that nothing is ever
         compared with itself."""
         from vllm.v1.core import kv_cache_coordinator
+        from vllm.v1.core.sched import scheduler
 
         self.install()
         try:
             if kv_cache_coordinator.BlockPool is not self.BlockPool:
                 raise RuntimeError(f"vLLM's coordinator would build {kv_cache_coordinator.BlockPool}")
+            if scheduler.KVCacheManager is not self.KVCacheManager:
+                raise RuntimeError(f"vLLM's scheduler would build {scheduler.KVCacheManager}")
             yield
         finally:
             self.uninstall()
@@ -41,7 +45,7 @@ class Side:
 
 def vllm_side() -> Side:
     """vLLM's own. Call it before anything is installed."""
-    from vllm.v1.core import block_pool, kv_cache_utils
+    from vllm.v1.core import block_pool, kv_cache_manager, kv_cache_utils
     from vllm.v1.hisparse import block_pool as hisparse
 
     side = Side(
@@ -54,6 +58,7 @@ def vllm_side() -> Side:
         FreeKVCacheBlockQueue=kv_cache_utils.FreeKVCacheBlockQueue,
         BlockHashToBlockMap=block_pool.BlockHashToBlockMap,
         get_request_block_hasher=kv_cache_utils.get_request_block_hasher,
+        KVCacheManager=kv_cache_manager.KVCacheManager,
     )
     for name, thing in vars(side).items():
         if name not in ("name", "install", "uninstall") and not thing.__module__.startswith("vllm."):
@@ -61,12 +66,18 @@ def vllm_side() -> Side:
     return side
 
 
-def our_side() -> Side:
+def our_side(manager: bool = False) -> Side:
+    """Our pool and hasher; with `manager`, our KVCacheManager too. Call it before anything is installed."""
+    from vllm.v1.core import kv_cache_manager
+
     from blockpool.integrations import vllm as ours
 
+    def install() -> None:
+        ours.install(manager=manager)
+
     return Side(
-        "blockpool",
-        ours.install,
+        "blockpool's manager" if manager else "blockpool",
+        install,
         ours.uninstall,
         BlockPool=ours.BlockPool,
         SharedEventQueueBlockPool=ours.SharedEventQueueBlockPool,
@@ -74,4 +85,5 @@ def our_side() -> Side:
         FreeKVCacheBlockQueue=ours.FreeKVCacheBlockQueue,
         BlockHashToBlockMap=ours.BlockHashToBlockMap,
         get_request_block_hasher=ours.get_request_block_hasher,
+        KVCacheManager=ours.KVCacheManager if manager else kv_cache_manager.KVCacheManager,
     )

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from accepted import BEGIN, END, MAX_CASES, Accepted, BadTable, read_accepted
+from accepted import BEGIN, END, MANAGER_BEGIN, MANAGER_END, MAX_CASES, Accepted, BadTable, read_accepted
 from deliberate import Deliberate
 from lockstep import first_difference, same_outcome
 from one_run import OneRun, Outcome, Peer, RunFailed, RunResult
@@ -114,6 +114,18 @@ def test_the_table_is_read(tmp_path: Path) -> None:
     assert not accepted.covers(f"{A}::test_y")
 
 
+def test_the_managers_exceptions_come_on_top(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    head = "| test | cases | reason |\n| --- | --- | --- |\n"
+    one, other = (f"| `{A}::test_{name}` | 1 | its reason |\n" for name in "xy")
+    page.write_text(f"{BEGIN}\n{head}{one}{END}\n{MANAGER_BEGIN}\n{head}{other}{MANAGER_END}\n")
+    assert [row.pattern for row in read_accepted(page)] == [f"{A}::test_x"]
+    assert [row.pattern for row in read_accepted(page, manager=True)] == [f"{A}::test_x", f"{A}::test_y"]
+    page.write_text(f"{BEGIN}\n{head}{one}{END}\n")
+    with pytest.raises(BadTable, match="manager"):
+        read_accepted(page, manager=True)
+
+
 @pytest.mark.parametrize("text", ["", BEGIN, f"{BEGIN}\n| a |\n| - |\n| not a row |\n{END}"])
 def test_a_page_without_a_readable_table_is_refused(tmp_path: Path, text: str) -> None:
     page = tmp_path / "page.md"
@@ -154,7 +166,7 @@ def test_only_the_named_differences_of_events_are_let_through() -> None:
 
 
 @pytest.mark.skipif("COMPAT_PEER" not in os.environ, reason="COMPAT_PEER names no environment with vLLM")
-@pytest.mark.parametrize("expected", ["ours", "theirs"])
+@pytest.mark.parametrize("expected", ["ours", "managed", "theirs"])
 def test_vllm_is_never_compared_with_itself(tmp_path: Path, expected: str) -> None:
     """Without the drop-in on the path no run on ours begins, and a drop-in that installs itself in every process
     ends the run on vLLM's own."""
@@ -167,7 +179,7 @@ def test_vllm_is_never_compared_with_itself(tmp_path: Path, expected: str) -> No
         "    from vllm.v1.core import block_pool\n"
         "    block_pool.BlockPool = type('BlockPool', (), {'__module__': 'blockpool.integrations.vllm'})\n"
     )
-    path = () if expected == "ours" else (tmp_path,)
+    path = () if expected != "theirs" else (tmp_path,)
     run = OneRun(Peer(Path(os.environ["COMPAT_PEER"])), expected, path, tmp_path, seconds_per_test=60)
     with pytest.raises(RunFailed, match=f"this run is about {expected}"):
         run.run(["tests/v1/core/test_kv_cache_metrics.py"], lambda done, total: None)

@@ -37,6 +37,7 @@ class Shape:
     hash_block_size: int
     lookahead: int = 0
     max_tokens: int = 40
+    min_tokens: int = 1
     extras: tuple[str, ...] = ("adapter", "salt", "images", "session")
     embeds: bool = False
 
@@ -53,7 +54,7 @@ class Traffic:
 
     def tokens(self) -> list[int]:
         rng = self.rng
-        size = rng.randint(1, self.shape.max_tokens)
+        size = rng.randint(self.shape.min_tokens, self.shape.max_tokens)
         if self.prefixes and rng.random() < 0.8:
             shared = rng.choice(self.prefixes)
             tokens = shared[: rng.randint(1, len(shared))]

@@ -4,7 +4,8 @@ what became of each test.
 It is driven by the environment, because it is loaded with ``-p`` in a process of its own:
 
 COMPAT_RECORD   file to append to: one JSON object per line, so that a crash loses nothing
-COMPAT_POOL     "ours": vLLM loads its general plugins with BLOCKPOOL_VLLM=1; "theirs": with it unset
+COMPAT_POOL     "ours": vLLM loads its general plugins with BLOCKPOOL_VLLM=1; "managed": with BLOCKPOOL_VLLM_MANAGER=1
+                as well; "theirs": with neither set
 COMPAT_DONE     file with the node ids to leave out, one per line: those an earlier, crashed process has done
 
 A run that tests the wrong pool must be impossible. So the process ends before the first test unless the classes
@@ -29,6 +30,7 @@ REPLACED = {
     "vllm.v1.core.kv_cache_utils": ("KVCacheBlock", "FreeKVCacheBlockQueue", "get_request_block_hasher"),
     "vllm.v1.hisparse.block_pool": ("SharedEventQueueBlockPool",),
 }
+REPLACED_BY_THE_MANAGER = {"vllm.v1.core.kv_cache_manager": ("KVCacheManager",)}
 OURS = "blockpool"
 
 
@@ -56,8 +58,14 @@ class Watch:
         self.out.write(json.dumps(fields) + "\n")
         self.out.flush()
 
-    def is_right(self, thing: object) -> bool:
-        return (owner(thing) == OURS) == (self.expected == "ours")
+    def names(self) -> Iterator[tuple[str, str, bool]]:
+        """Module and name of all that may be replaced, and whether it is to be ours."""
+        for module, names in REPLACED.items():
+            for name in names:
+                yield module, name, self.expected != "theirs"
+        for module, names in REPLACED_BY_THE_MANAGER.items():
+            for name in names:
+                yield module, name, self.expected == "managed"
 
     def put_in_place(self) -> None:
         import importlib
@@ -65,18 +73,17 @@ class Watch:
         from vllm import __version__
         from vllm.plugins import load_general_plugins
 
-        if self.expected == "ours":
-            os.environ["BLOCKPOOL_VLLM"] = "1"
-        else:
-            os.environ.pop("BLOCKPOOL_VLLM", None)
+        for variable, runs in (("BLOCKPOOL_VLLM", ("ours", "managed")), ("BLOCKPOOL_VLLM_MANAGER", ("managed",))):
+            os.environ.pop(variable, None)
+            if self.expected in runs:
+                os.environ[variable] = "1"
         load_general_plugins()
         pool = {}
-        for module, names in REPLACED.items():
-            for name in names:
-                thing = getattr(importlib.import_module(module), name)
-                pool[f"{module}.{name}"] = describe(thing)
-                if not self.is_right(thing):
-                    raise WrongPool(f"{module}.{name} is {describe(thing)}; this run is about {self.expected}")
+        for module, name, is_ours in self.names():
+            thing = getattr(importlib.import_module(module), name)
+            pool[f"{module}.{name}"] = describe(thing)
+            if (owner(thing) == OURS) != is_ours:
+                raise WrongPool(f"{module}.{name} is {describe(thing)}; this run is about {self.expected}")
         self.write(event="pool", vllm=__version__, pool=pool, build=self.build())
 
     def build(self) -> str | None:
@@ -88,11 +95,10 @@ class Watch:
         return str(getattr(inner, "__file__", None) or package.__file__)
 
     def check_module(self, module: ModuleType) -> None:
-        for names in REPLACED.values():
-            for name in names:
-                thing = vars(module).get(name)
-                if thing is not None and not self.is_right(thing):
-                    raise WrongPool(f"{module.__name__} uses {describe(thing)}")
+        for _, name, is_ours in self.names():
+            thing = vars(module).get(name)
+            if thing is not None and (owner(thing) == OURS) != is_ours:
+                raise WrongPool(f"{module.__name__} uses {describe(thing)}")
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item], config: pytest.Config) -> None:

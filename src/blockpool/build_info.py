@@ -9,13 +9,16 @@ import msgspec
 ROOMS = tuple(f"blockpool.{room}" for room in ("pool", "managers", "cache", "integrations.vllm"))
 #: Interpreted in every build: exceptions and plain values, where nothing is hot.
 INTERPRETED = frozenset(
-    {"errors", "events", "reports", "audit", "specs", "config", "plan"}
+    {"errors", "events", "reports", "audit", "specs", "config", "plan", "block_copy"}
     | {
         "members",
         "additional",
         "words",
         "pools",
         "hasher",
+        "managers",
+        "views",
+        "translate",
         "swap",
         "notice",
         "plugin",

@@ -115,6 +115,37 @@ def test_json():
     assert json.loads(audit(pool_dump(), "--json", code=0).stdout)["clean"] is True
 
 
+def held_dump() -> dict[str, Any]:
+    pool = BlockPool(4, clock=lambda: 0.0)
+    blocks = pool.get_new_blocks(2)
+    pool.hold(blocks, "peer\n7", until=5)
+    pool.hold(blocks[:1], "step", after=3)
+    pool.hold(blocks[:1], "peer\n7")
+    pool.free_blocks(blocks)
+    dump: dict[str, Any] = json.loads(json.dumps(pool.dump()))
+    return dump
+
+
+def test_holds_show_their_owners():
+    lines = audit(held_dump(), code=0).stdout.splitlines()
+    assert [line.split("  held by ")[1] for line in lines if "held by" in line] == [
+        r"'peer\n7', 'step'",
+        r"'peer\n7'",
+    ]
+    document = json.loads(audit(held_dump(), "--json", code=0).stdout)
+    assert [block["holders"] for block in document["pools"][0]["blocks"]] == [
+        [],
+        ["peer\n7", "step"],
+        ["peer\n7"],
+        [],
+    ]
+    dump = held_dump()
+    dump["blocks"][2]["ref_cnt"] = 0
+    output = audit(dump, code=1).stdout
+    assert "FAULT references of holds are references: block 2: 1 kept, ref_cnt 0" in output
+    assert r"FAULT, held by 'peer\n7'" in output
+
+
 def test_a_file(tmp_path: Path):
     path = tmp_path / "dump.json"
     path.write_text(json.dumps(pool_dump()))
@@ -156,6 +187,7 @@ def bad(document: Any) -> str:
         (pool_dump() | {"num_gpu_blocks": 0}, "num_gpu_blocks"),
         (pool_dump() | {"num_gpu_blocks": 11}, "blocks"),
         (pool_dump() | {"format": "other/1"}, "format"),
+        (pool_dump() | {"holds": [{"blocks": [1]}]}, "owner"),
     ],
     ids=lambda value: str(value)[:20],
 )

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 TREE = Path(__file__).parent / "vllm_stand_in"
+MANAGER_TREE = Path(__file__).parent / "manager_stand_in"
 PACKAGES = ("vllm", "vllm_extra", "other")
 
 
@@ -31,6 +32,10 @@ class StandIn:
         text = path.read_text()
         assert text.count(old) == 1, (file, old)
         path.write_text(text.replace(old, new))
+
+    def add_manager(self) -> None:
+        """A KVCacheManager and what one is made of, which most tests do without. Its methods do nothing."""
+        shutil.copytree(MANAGER_TREE, self.root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 
     def version(self, version: str) -> None:
         self.edit("vllm/__init__.py", "0.33.0+cpu", version)

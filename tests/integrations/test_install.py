@@ -110,6 +110,42 @@ def test_a_module_that_was_loaded_anew_is_replaced_anew(vllm: StandIn) -> None:
     assert own_objects()[ORIGINALS[2]] is before[ORIGINALS[2]]
 
 
+def test_the_manager_is_replaced_when_it_is_asked_for_and_put_back(vllm: StandIn) -> None:
+    vllm.add_manager()
+    engine = import_module("vllm.v1.core.kv_cache_manager")
+    theirs = engine.KVCacheManager
+    install()
+    assert is_installed()
+    assert not is_installed(manager=True)
+    assert engine.KVCacheManager is theirs
+    replaced = install(manager=True)
+    assert is_installed(manager=True)
+    assert engine.KVCacheManager is ours.KVCacheManager
+    assert replaced[-1] == Replacement("vllm.v1.core.kv_cache_manager", "KVCacheManager", 1)
+    assert len(replaced) == len(ORIGINALS) + 1
+    uninstall()
+    assert engine.KVCacheManager is theirs
+    assert not is_installed()
+
+
+def test_without_a_manager_in_vllm_nothing_is_replaced(vllm: StandIn) -> None:
+    with pytest.raises(ShapeError, match=r"vLLM has no vllm\.v1\.core\.kv_cache_manager"):
+        install(manager=True)
+    assert not is_installed()
+    install()
+    with pytest.raises(ShapeError):
+        install(manager=True)
+    assert is_installed(), "the pool stays where it was"
+
+
+def test_a_manager_with_another_method_is_refused(vllm: StandIn) -> None:
+    vllm.add_manager()
+    vllm.edit("vllm/v1/core/kv_cache_manager.py", "    def free(self, request)", "    def free(self, request, later)")
+    with pytest.raises(ShapeError, match=r"KVCacheManager.free\(request, later\) where blockpool has \(request\)"):
+        install(manager=True)
+    assert not is_installed()
+
+
 # -- restored ----------------------------------------------------------------------------------------
 
 

@@ -102,6 +102,38 @@ def test_a_build_that_is_slow_is_a_warning(
         assert "blockpool 9.9 (not compiled, " in heard.text
 
 
+@pytest.mark.parametrize("value", ["yes", "force", "2"])
+def test_other_values_of_the_managers_switch_are_refused(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("BLOCKPOOL_VLLM", "1")
+    monkeypatch.setenv("BLOCKPOOL_VLLM_MANAGER", value)
+    with pytest.raises(ValueError, match=f"BLOCKPOOL_VLLM_MANAGER='{value}': give 1 .* or 0"):
+        register()
+    assert not is_installed()
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_the_manager_needs_the_pool(vllm: StandIn, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("BLOCKPOOL_VLLM", value)
+    monkeypatch.setenv("BLOCKPOOL_VLLM_MANAGER", "1")
+    with pytest.raises(ValueError, match="BLOCKPOOL_VLLM_MANAGER=1 needs BLOCKPOOL_VLLM=1"):
+        register()
+    assert not is_installed()
+
+
+def test_the_manager_is_installed_too_and_named_in_the_line(
+    vllm: StandIn, monkeypatch: pytest.MonkeyPatch, heard: pytest.LogCaptureFixture
+) -> None:
+    vllm.add_manager()
+    monkeypatch.setenv("BLOCKPOOL_VLLM", "1")
+    monkeypatch.setenv("BLOCKPOOL_VLLM_MANAGER", "1")
+    register()
+    assert is_installed(manager=True)
+    (line,) = lines(heard, logging.INFO)
+    assert line.endswith(", KVCacheManager")
+
+
 def test_an_untested_version_ends_the_start_and_says_how_to_go_on(
     vllm: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:

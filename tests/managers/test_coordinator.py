@@ -46,11 +46,17 @@ def common_alignment(all_rules: list[Rule]) -> int:
     return math.lcm(*[rule.size for rule in all_rules])
 
 
-def usable(rule: Rule, cached: Callable[[int], int], boundary: int, num_hashed: int, alignment: int) -> bool:
+def usable_alone(rule: Rule, cached: Callable[[int], int], boundary: int, num_hashed: int, alignment: int) -> bool:
     step = step_of(rule, alignment, UNIT)
     if boundary % step or boundary + (min(step, rule.size) if rule.margin else 0) > num_hashed:
         return False
     return all(cached(end) for end in ends_needed(rule, boundary, step).values())
+
+
+def longest_alone(
+    rule: Rule, cached: Callable[[int], int], boundaries: range, num_hashed: int, alignment: int
+) -> int:
+    return next((b for b in boundaries if usable_alone(rule, cached, b, num_hashed, alignment)), 0)
 
 
 @property_settings(600)
@@ -83,32 +89,30 @@ def test_the_common_hit_is_the_greatest_boundary_of_all_groups(data: st.DataObje
     hit = coordinator.longest_common_hit(digests, max_length)
 
     boundaries = range(min(max_length, NUM_DIGESTS * UNIT), 0, -1)
-    expected = next(
-        (
-            b
-            for b in boundaries
-            if all(
-                usable(rule, cached, b, NUM_DIGESTS * UNIT, alignment)
-                for rule, cached in zip(group_rules, caches, strict=True)
-            )
-        ),
-        0,
-    )
+    alone = [
+        longest_alone(rule, cached, boundaries, NUM_DIGESTS * UNIT, alignment)
+        for rule, cached in zip(group_rules, caches, strict=True)
+    ]
+
+    def usable(group: int, boundary: int) -> bool:
+        rule = group_rules[group]
+        if rule.whole:  # what it can resume from is a prefix
+            return boundary <= alone[group] and boundary % step_of(rule, alignment, UNIT) == 0
+        return usable_alone(rule, caches[group], boundary, NUM_DIGESTS * UNIT, alignment)
+
+    expected = next((b for b in boundaries if all(usable(group, b) for group in range(len(group_rules)))), 0)
     assert hit.num_tokens == expected
-    for rule, cached, found, manager in zip(group_rules, caches, hit.groups, managers, strict=True):
+    for rule, cached, found, manager, own in zip(group_rules, caches, hit.groups, managers, alone, strict=True):
         assert found.num_tokens == expected
-        ends = ends_needed(rule, expected, step_of(rule, alignment, UNIT)) if expected else {}
+        ends = ends_needed(rule, own if rule.whole else expected, step_of(rule, alignment, UNIT)) if expected else {}
         shown = rule.needed(expected) if expected else set()
         assert found.block_ids() == [cached(ends[p]) if p in shown else 0 for p in range(up(expected, rule.size))]
         assert manager.holds_still(found)
-    for rule, cached, length in zip(group_rules, caches, hit.own_lengths, strict=True):
-        if length is not None:
-            assert length == next(
-                (b for b in boundaries if usable(rule, cached, b, NUM_DIGESTS * UNIT, alignment)), 0
-            )
+    for length, own in zip(hit.own_lengths, alone, strict=True):
+        assert length is None or length == own
     assert hit.junction == max([0, *[n for n in hit.own_lengths if n is not None and n > expected]])
     if hit.vetoed_by is None:
-        assert expected == max_length
+        assert expected == max_length // alignment * alignment
     assert [pool.version for pool in pools] == versions  # a lookup changes nothing
 
 
@@ -135,7 +139,7 @@ def test_without_a_group_that_is_cached_there_is_no_hit() -> None:
     assert (hit.num_tokens, hit.vetoed_by, hit.groups[0].block_ids()) == (0, None, [])
 
 
-def test_a_margin_inside_a_block_is_looked_up_again_when_another_group_knows_less() -> None:
+def test_what_is_known_of_a_block_serves_a_shorter_boundary_inside_it() -> None:
     pool = BlockPool(50, hash_block_size=2)
     digests = chain(6)
     coordinator = Coordinator(
@@ -149,4 +153,4 @@ def test_a_margin_inside_a_block_is_looked_up_again_when_another_group_knows_les
             (block,) = pool.get_new_blocks(1)
             pool.cache_partial_block(block, digests[32 * at :][:32], (at + 1) * 2, group, size)
     hit = coordinator.longest_common_hit(digests, 6)
-    assert (hit.num_tokens, hit.own_lengths) == (2, (4, 6))
+    assert (hit.num_tokens, hit.own_lengths) == (4, (4, 6))

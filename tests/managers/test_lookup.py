@@ -107,17 +107,11 @@ def test_the_hit_is_the_greatest_boundary_whose_needs_are_cached(data: st.DataOb
     if hit is not NOTHING_FOUND:
         again = manager.find_longest_hit(digests, max_length, alignment)
         assert (again.num_tokens, again.block_ids()) == expected
-        # shorter: right, or nothing
-        count = data.draw(st.integers(0, len(hit)))
-        shorter = manager.shortened(hit, count)
-        wanted = hit.num_tokens if count == len(hit) else count * rule.size
-        shown = rule.needed(wanted)
-        if wanted and all(hit.block_ids()[position] for position in shown):
-            assert shorter.num_tokens == wanted
-            assert shorter.block_ids() == [hit.block_ids()[p] if p in shown else 0 for p in range(count)]
+        if manager.reads_whole_prefix():
+            shorter = hit.cut(data.draw(st.integers(1, hit.num_tokens)), rule.size)
+            assert shorter.block_ids() == hit.block_ids()[: len(shorter)]
+            assert len(shorter) == -(-shorter.num_tokens // rule.size)
             assert manager.holds_still(shorter)
-        else:
-            assert shorter is NOTHING_FOUND
 
 
 def small_rules() -> list[Rule]:

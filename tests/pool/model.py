@@ -12,6 +12,18 @@ class Refused(Exception):
     """The model's word for every named error; the state is as it was."""
 
 
+class ModelHold:
+    def __init__(
+        self, blocks: list[int], turns: list[int], owner: str, until: float | None, after: int | None
+    ) -> None:
+        self.blocks = blocks
+        self.turns = turns
+        self.owner = owner
+        self.until = until
+        self.after = after
+        self.released = False
+
+
 class ModelPool:
     def __init__(self, num_blocks: int, unit: int, events: str) -> None:
         self.n = num_blocks
@@ -23,7 +35,9 @@ class ModelPool:
         self.hashes: list[list[tuple[Key, int]]] = [[] for _ in range(num_blocks)]
         self.index: dict[Key, list[int]] = {}
         self.used: list[bool] = [False] * num_blocks  # touched since it got its hash
-        self.pending: list[tuple[int, list[int]]] = []
+        self.pending: list[tuple[int, list[int], ModelHold | None]] = []
+        self.holds: list[ModelHold] = []  # all that were ever made
+        self.late = 0
         self.fence = -1
         self.armed: list[tuple[int, Callable[[int], object]]] = []
         self.events: list[Any] = []
@@ -127,11 +141,21 @@ class ModelPool:
                 self.used[block] = self.used[block] or bool(self.hashes[block])
 
     def waiting(self, block: int) -> int:
-        return sum(blocks.count(block) for _, blocks in self.pending)
+        return sum(blocks.count(block) for _, blocks, _ in self.pending)
+
+    def kept(self, block: int) -> int:
+        return sum(h.blocks.count(block) for h in self.holds if h.after is None and not h.released)
+
+    def givable(self, block: int) -> int:
+        return self.ref[block] - self.waiting(block) - self.kept(block)
+
+    def spoken_for(self) -> list[int]:
+        """Blocks with references that are not for others to give back."""
+        return [block for block in range(self.n) if self.givable(block) < self.ref[block]]
 
     def check_release(self, blocks: list[int]) -> None:
         for block in set(blocks) - {0}:
-            if blocks.count(block) + self.waiting(block) > self.ref[block]:
+            if blocks.count(block) > self.givable(block):
                 raise Refused
 
     def lower(self, blocks: list[int]) -> list[int]:
@@ -146,7 +170,7 @@ class ModelPool:
     def free(self, blocks: list[int], after: int | None = None) -> None:
         self.check_release(blocks)
         if after is not None and after > self.fence:
-            self.pending.append((after, [block for block in blocks if block]))
+            self.pending.append((after, [block for block in blocks if block], None))
             return
         gone = self.lower(blocks)
         plain = [block for block in gone if not self.hashes[block]]
@@ -157,10 +181,58 @@ class ModelPool:
         if fence <= self.fence:
             return
         self.fence = fence
-        due = [blocks for at, blocks in self.pending if at <= fence]
-        self.pending = [(at, blocks) for at, blocks in self.pending if at > fence]
-        for blocks in due:
+        due = [release for release in self.pending if release[0] <= fence]
+        self.pending = [release for release in self.pending if release[0] > fence]
+        for _, blocks, hold in due:
+            if hold:
+                hold.released = True
             self.free(blocks)
+
+    def hold(self, blocks: list[int], owner: str, until: float | None, after: int | None, clock: bool) -> int:
+        blocks = [block for block in blocks if block]
+        if (until is not None and (after is not None or not clock)) or (after is not None and after < 0):
+            raise Refused
+        if any(self.ref[block] == 0 and not self.hashes[block] for block in blocks):
+            raise Refused
+        self.touch(blocks)
+        hold = ModelHold(blocks, [self.turn[block] for block in blocks], owner, until, after)
+        self.holds.append(hold)
+        if after is not None:
+            self.pending.append((after, blocks, hold))
+            if after <= self.fence:
+                self.end(hold)
+        return len(self.holds)
+
+    def end(self, hold: ModelHold) -> None:
+        hold.released = True
+        self.pending = [release for release in self.pending if release[2] is not hold]
+        self.free(hold.blocks)
+
+    def release(self, number: int) -> bool:
+        hold = self.holds[number]
+        if hold.released:
+            self.late += 1
+            return False
+        self.end(hold)
+        return True
+
+    def expire(self, now: float) -> list[int]:
+        due = []
+        for time in sorted({h.until for h in self.holds if h.until is not None and h.until <= now}):
+            due += [i for i, h in enumerate(self.holds) if h.until == time and not h.released]
+        for number in due:
+            self.end(self.holds[number])
+        return due
+
+    def held_by(self) -> dict[str, int]:
+        kept = {h.owner: set[int]() for h in self.holds}
+        for h in self.holds:
+            if not h.released:
+                kept[h.owner] |= set(h.blocks)
+        return {owner: len(blocks) for owner, blocks in kept.items() if blocks}
+
+    def pinned(self) -> int:
+        return sum(1 for block in range(self.n) if self.kept(block))
 
     def unpin(self, blocks: list[int], callback: Callable[[int], object]) -> None:
         if 0 in blocks:

@@ -19,8 +19,8 @@ def key(i: int) -> str:
 
 
 def sound() -> Dump:
-    """Blocks 1-3 cached (3 free), 4 deferred and watched by fence 9, 5-7 plain and free."""
-    pool = BlockPool(8)
+    """Blocks 1-3 cached (3 free, 1 and 2 held), 4 deferred until fence 9, 5-7 plain and free; 1 watched."""
+    pool = BlockPool(8, clock=lambda: 0.0)
     blocks = pool.get_new_blocks(4)
     chain = b"".join(hashlib.sha256(bytes([i])).digest() for i in range(3))
     pool.cache_full_blocks(blocks, chain, 0, 3, 16, 0)
@@ -28,6 +28,8 @@ def sound() -> Dump:
     pool.free_blocks([blocks[3]], after=9)
     pool.touch([blocks[0]])
     pool.unpin_blocks([blocks[0]], print)
+    pool.hold([blocks[1]], "reader", until=5.0)
+    pool.hold([blocks[0]], "step", after=9)
     return pool.dump()
 
 
@@ -62,6 +64,15 @@ BREAKS: list[tuple[str, int | None, Callable[[Dump], Any]]] = [
     ("pending references are references", 4, lambda d: d["pending"][0]["blocks"].append(4)),
     ("pending references are references", 5, lambda d: d["pending"].append({"fence": 12, "blocks": [5]})),
     ("no release waits for a fence that was reached", None, lambda d: d.update(fence=9)),
+    ("no release waits for a fence that was reached", None, lambda d: d.update(fence=9, pending=[])),
+    ("references of holds are references", 2, lambda d: again(d["holds"][0], 2)),
+    ("references of holds are references", 1, lambda d: again(d["holds"][1], 2)),
+    ("references of holds are references", 1, lambda d: d["pending"].append({"fence": 12, "blocks": [1, 1]})),
+    ("holds keep real blocks", 0, lambda d: d["holds"][0].update(blocks=[0])),
+    ("holds keep real blocks", 88, lambda d: d["holds"][0].update(blocks=[88])),
+    ("a hold keeps its blocks as they were", 2, lambda d: d["blocks"][2].update(incarnation=5)),
+    ("a hold keeps its blocks as they were", None, lambda d: d["holds"][0]["incarnations"].clear()),
+    ("a hold that has ended is gone", None, lambda d: d["holds"][1].update(released=True)),
     ("callbacks watch real blocks", 0, lambda d: d["watchers"][0].update(block=0)),
     ("callbacks only for the incarnation they were armed for", 1, lambda d: d["watchers"][0].update(incarnation=7)),
 ]
@@ -69,6 +80,12 @@ BREAKS: list[tuple[str, int | None, Callable[[Dump], Any]]] = [
 
 def row_of(dump: Dump, block: int) -> Any:
     return next(row for row in dump["index"] if block in row["blocks"])
+
+
+def again(hold: Any, times: int) -> None:
+    """The hold names its first block so many times more."""
+    hold["blocks"] += hold["blocks"][:1] * times
+    hold["incarnations"] += hold["incarnations"][:1] * times
 
 
 @pytest.mark.parametrize(("invariant", "block", "damage"), BREAKS)
@@ -115,6 +132,12 @@ def test_what_is_no_dump_is_refused(damage: Callable[[Dump], Any], words: str) -
 def test_without_an_index_hashes_are_not_checked() -> None:
     dump = sound()
     del dump["index"]
+    assert audit_dump(dump) == []
+
+
+def test_a_hold_without_incarnations_is_one() -> None:
+    dump = sound()
+    dump["holds"] = [{"owner": "x", "blocks": [2]}]
     assert audit_dump(dump) == []
 
 

@@ -15,6 +15,7 @@ from blockpool.pool import (
     BlockPoolError,
     BlockRemoved,
     BlockStored,
+    Hold,
     KVCacheEvent,
 )
 from tests.pool.model import ModelPool, Refused
@@ -26,6 +27,15 @@ CHAINS = [
     [hashlib.sha256(bytes([c if i >= fork else 0, i])).digest() for i in range(8)]
     for c, fork in ((0, 0), (1, 2), (2, 4))
 ]
+
+End = tuple[float | None, int | None]  # of a hold: a time, a fence
+TIMES = st.integers(0, 9) | st.floats(0, 9)
+ENDS: st.SearchStrategy[End] = st.one_of(
+    st.tuples(st.none(), st.none()),
+    st.tuples(TIMES, st.none()),
+    st.tuples(st.none(), st.integers(0, 6)),
+    st.tuples(st.none() | TIMES, st.none() | st.integers(-1, 6)),
+)
 
 
 def flat(events: list[KVCacheEvent]) -> list[Any]:
@@ -49,11 +59,14 @@ def flat(events: list[KVCacheEvent]) -> list[Any]:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    @initialize(n=st.integers(1, 14), events=st.sampled_from(["off", "first_last", "per_copy"]))
-    def start(self, n: int, events: str) -> None:
+    @initialize(n=st.integers(1, 14), events=st.sampled_from(["off", "first_last", "per_copy"]), clock=st.booleans())
+    def start(self, n: int, events: str, clock: bool) -> None:
         from blockpool.pool import StorePayload
 
-        self.pool = BlockPool(n, hash_block_size=UNIT, events=events)
+        self.now = 0
+        self.clock = clock
+        self.holds: list[Hold] = []
+        self.pool = BlockPool(n, hash_block_size=UNIT, events=events, clock=(lambda: self.now) if clock else None)
         self.model = ModelPool(n, UNIT, events)
         self.payload = StorePayload(token_ids=range(64))
         self.fired: list[int] = []
@@ -81,8 +94,9 @@ class PoolMachine(RuleBasedStateMachine):
             return blocks
         return [self.pool.blocks[b] if b % 2 else b for b in blocks]
 
-    @rule(n=st.integers(-1, 15))
-    def get_new_blocks(self, n: int) -> None:
+    @rule(data=st.data())
+    def get_new_blocks(self, data: st.DataObject) -> None:
+        n = data.draw(st.integers(-1, len(self.model.queue) + 1))
         self.both(lambda: self.pool.get_new_blocks(n), lambda: self.model.get_new_blocks(n))
 
     @rule(data=st.data())
@@ -101,12 +115,57 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def free_everything(self, data: st.DataObject) -> None:
         order = data.draw(st.permutations(range(self.model.n)))
-        blocks = [b for b in order for _ in range(self.model.ref[b] - self.model.waiting(b))]
+        blocks = [b for b in order for _ in range(self.model.givable(b))]
         self.both(lambda: self.pool.free_blocks(blocks), lambda: self.model.free(blocks))
+
+    @precondition(lambda self: self.model.spoken_for())
+    @rule(data=st.data(), after=st.none() | st.integers(0, 6))
+    def free_what_is_spoken_for(self, data: st.DataObject, after: int | None) -> None:
+        block = data.draw(st.sampled_from(self.model.spoken_for()))
+        blocks = [block] * (self.model.givable(block) + 1)
+        self.both(lambda: self.pool.free_blocks(blocks, after=after), lambda: self.model.free(blocks, after))
 
     @rule(fence=st.integers(0, 6))
     def advance(self, fence: int) -> None:
         self.both(lambda: self.pool.advance(fence), lambda: self.model.advance(fence))
+
+    @rule(data=st.data(), owner=st.sampled_from("abc"), end=ENDS)
+    def hold(self, data: st.DataObject, owner: str, end: End) -> None:
+        keepable = [b for b in range(self.model.n) if b == 0 or self.model.ref[b] or self.model.hashes[b]]
+        any_block = data.draw(st.booleans())
+        blocks = self.some(data) if any_block else data.draw(st.lists(st.sampled_from(keepable), max_size=5))
+        self.hold_both(blocks, self.as_given(data, blocks), owner, end)
+
+    @rule(data=st.data(), end=ENDS, after=st.none() | st.integers(0, 6))
+    def hold_and_free(self, data: st.DataObject, end: End, after: int | None) -> None:
+        """A request ends while somebody still works on its blocks."""
+        mine = [b for b in range(self.model.n) if self.model.givable(b)]
+        blocks = data.draw(st.lists(st.sampled_from(mine), max_size=5, unique=True)) if mine else []
+        self.hold_both(blocks, blocks, "d", end)
+        self.both(lambda: self.pool.free_blocks(blocks, after=after), lambda: self.model.free(blocks, after))
+
+    def hold_both(self, blocks: list[int], given: list[Any], owner: str, end: End) -> None:
+        until, after = end
+
+        def real() -> int:
+            self.holds.append(self.pool.hold(given, owner, until=until, after=after))
+            return len(self.holds)
+
+        self.both(real, lambda: self.model.hold(blocks, owner, until, after, self.clock))
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        number = data.draw(st.integers(0, len(self.holds) - 1))
+        self.both(lambda: self.pool.release(self.holds[number]), lambda: self.model.release(number))
+
+    @rule(later=st.integers(0, 3))
+    def expire_holds(self, later: int) -> None:
+        self.now += later
+        self.both(
+            lambda: [self.holds.index(hold) for hold in self.pool.expire_holds()],
+            lambda: self.model.expire(self.now),
+        )
 
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
@@ -217,11 +276,21 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.fired == self.fired_in_model
         counters = pool.counters
         assert (counters.evicted_blocks, counters.evicted_unused_blocks) == (model.evicted, model.evicted_unused)
+        assert counters.late_releases == model.late
         usage = pool.get_usage_parts()
         assert usage.free == len(model.queue)
         assert usage.cached == sum(1 for b in model.queue if model.hashes[b])
         assert usage.deferred == model.deferred()
         assert usage.free + usage.deferred + usage.held == model.n - 1
+        assert usage.pinned == model.pinned()
+        assert usage.pinned <= usage.held
+        assert pool.held_by() == model.held_by()
+        assert [hold.released for hold in self.holds] == [hold.released for hold in model.holds]
+        assert pool.open_holds == [hold for hold in self.holds if not hold.released]
+        for hold, modelled in zip(self.holds, model.holds, strict=True):
+            assert (hold.blocks, hold.incarnations) == (modelled.blocks, modelled.turns)
+            for block, turn in zip(modelled.blocks, modelled.turns, strict=True):
+                assert hold.still_holds(block) == (model.turn[block] == turn)
         assert pool.audit() == []
 
 

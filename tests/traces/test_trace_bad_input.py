@@ -219,7 +219,7 @@ def test_damaged_gzip(tmp_path: Path):
 def test_a_file_of_another_kind(tmp_path: Path, content: bytes):
     path = tmp_path / "t"
     path.write_bytes(content)
-    assert read_error(path).startswith(f"{path}: not a trace of a known format (mooncake, sessions, tokens)")
+    assert read_error(path).startswith(f"{path}: not a trace of a known format (mooncake, sessions, tokens,")
 
 
 def test_nothing_left_after_skipping(tmp_path: Path):

@@ -32,3 +32,15 @@ def test_coding_sessions():
     nested = [request for request in trace.requests if request.source.count("requests[") == 2]
     assert len(nested) == 14
     assert nested[0].arrival_s == pytest.approx(134.227)
+
+
+AZURE = TRACES / "azure/AzureLLMInferenceTrace_code.csv"
+
+
+@pytest.mark.skipif(not AZURE.exists(), reason="no public traces beside the checkout")
+def test_azure_lengths():
+    trace = read_traces([str(AZURE)])
+    assert len(trace.requests) == 8_819
+    assert sum(request.num_prompt_tokens for request in trace.requests) == 18_059_974
+    assert trace.units() == ()
+    assert trace.requests[0].num_prompt_tokens == 4_808

@@ -3,18 +3,22 @@
 The cache combines managers over pools; it knows no model, no worker and no clock.
 """
 
+from blockpool.cache.block_copy import BlockCopy
 from blockpool.cache.blocks import KVCacheBlocks
 from blockpool.cache.config import KVCacheConfig
 from blockpool.cache.errors import CacheError, ConfigError, RequestError, StalePlan, StepError
 from blockpool.cache.hit import Hit, WhyNotMore
-from blockpool.cache.manager import CacheResetResult, KVCacheManager
+from blockpool.cache.manager import KVCacheManager
+from blockpool.cache.pins import PinResult
 from blockpool.cache.plan import EMPTY_PLAN, AllocationPlan, PoolRoom, Refusal, RefusalReason
 from blockpool.cache.request import Request
+from blockpool.cache.reset import CacheResetResult
 from blockpool.cache.stats import PrefixCacheStats, StatsBook
 
 __all__ = [
     "EMPTY_PLAN",
     "AllocationPlan",
+    "BlockCopy",
     "CacheError",
     "CacheResetResult",
     "ConfigError",
@@ -22,6 +26,7 @@ __all__ = [
     "KVCacheBlocks",
     "KVCacheConfig",
     "KVCacheManager",
+    "PinResult",
     "PoolRoom",
     "PrefixCacheStats",
     "Refusal",

@@ -7,7 +7,10 @@ from mypy_extensions import i32
 
 
 class KVCacheBlocks:
-    """New block ids per group, in token order. Compares with what holds the same ids."""
+    """The block ids that were appended to each group's table, in token order, 0 where nothing is kept.
+
+    Compares with what holds the same ids.
+    """
 
     def __init__(self, groups: tuple[vec[i32], ...]) -> None:
         self._groups = groups
@@ -18,7 +21,8 @@ class KVCacheBlocks:
 
     @property
     def num_blocks(self) -> int:
-        return sum(len(group) for group in self._groups)
+        """How many blocks there are, nulls not counted."""
+        return sum(1 for group in self._groups for block in group if block != 0)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, KVCacheBlocks) and self.get_block_ids() == other.get_block_ids()

@@ -10,6 +10,7 @@ from mypy_extensions import mypyc_attr
 
 from blockpool.cache.errors import RequestError
 from blockpool.hashing import BlockHasher, BlockHashes, ExtraKeys
+from blockpool.pool import BlockPool
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -76,6 +77,28 @@ class Request:
             self.block_hashes.append_tokens(tokens)
         self.all_token_ids.extend(tokens)
         self.num_tokens += len(tokens)
+
+    def num_hashes(self) -> int:
+        """How many digests the request has, one per hash block of its known tokens."""
+        chain = self.block_hashes
+        return 0 if chain is None else len(chain)
+
+    def digests(self, first: int, last: int) -> bytes:
+        """The digests first .. last-1, one after another."""
+        chain = self.block_hashes
+        return b"" if chain is None else chain.raw(first, last)
+
+    def must_fit(self, pool: BlockPool) -> None:
+        """Raises RequestError when the chain was not made for this pool."""
+        chain = self.block_hashes
+        if chain is None:
+            return
+        if chain.hash_block_size != pool.hash_block_size or chain.digest_size != pool.digest_size:
+            raise RequestError(
+                f"request {self.request_id!r}: its chain has digests of {chain.digest_size} bytes per"
+                f" {chain.hash_block_size} tokens, this cache {pool.digest_size} bytes per"
+                f" {pool.hash_block_size}"
+            )
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, {self.num_tokens} tokens, {self.num_computed_tokens} computed)"

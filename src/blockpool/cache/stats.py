@@ -8,7 +8,11 @@ import msgspec
 
 
 class PrefixCacheStats(msgspec.Struct, frozen=True):
-    """`queries` and `hits` in tokens. Resumed requests (preempted before) are booked apart."""
+    """`queries` and `hits` in tokens. Resumed requests (preempted before) are booked apart.
+
+    `external_queries`: tokens that a hit has left, of requests for which a connector was asked; `external_hits`: how
+    many of them it brings.
+    """
 
     requests: int = 0
     queries: int = 0
@@ -16,6 +20,8 @@ class PrefixCacheStats(msgspec.Struct, frozen=True):
     preempted_requests: int = 0
     preempted_queries: int = 0
     preempted_hits: int = 0
+    external_queries: int = 0
+    external_hits: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -34,6 +40,8 @@ class PrefixCacheStats(msgspec.Struct, frozen=True):
             self.preempted_requests,
             self.preempted_queries,
             self.preempted_hits,
+            self.external_queries,
+            self.external_hits,
         )
 
 
@@ -41,16 +49,21 @@ class StatsBook:
     """Cumulative counts, counts since a mark, and the hit rate over the last requests."""
 
     def __init__(self, window: int = 1000) -> None:
-        self._counts = [0, 0, 0, 0, 0, 0]
+        self._counts = [0] * 8
         self._mark = PrefixCacheStats()
         self._recent: deque[tuple[int, int]] = deque(maxlen=window)
         self._recent_queries = 0
         self._recent_hits = 0
 
-    def admitted(self, queries: int, hits: int, *, resumed: bool) -> None:
-        """A request with `queries` tokens began with `hits` of them cached."""
+    def admitted(self, queries: int, hits: int, *, resumed: bool, external: int | None = None) -> None:
+        """A request with `queries` tokens began with `hits` of them cached, and `external` brought from elsewhere
+        (None: nobody was asked).
+        """
         at = 3 if resumed else 0
         counts = self._counts
+        if external is not None:
+            counts[6] += queries - hits
+            counts[7] += external
         counts[at] += 1
         counts[at + 1] += queries
         counts[at + 2] += hits

@@ -98,8 +98,18 @@ def _print_blocks(audit: "PoolAudit", show_all: bool) -> None:
 def _cells(line: "BlockLine") -> tuple[str, ...]:
     place = "-" if line.queue_place is None else str(line.queue_place)
     hashes = " ".join(map(_short_hash, line.hashes)) or "-"
-    remark = "FAULT" if line.faulty else "null block" if line.block_id == 0 else ""
-    return str(line.pool), str(line.block_id), str(line.ref_cnt), place, hashes, remark
+    return str(line.pool), str(line.block_id), str(line.ref_cnt), place, hashes, ", ".join(_remarks(line))
+
+
+def _remarks(line: "BlockLine") -> list[str]:
+    remarks = []
+    if line.faulty:
+        remarks.append("FAULT")
+    elif line.block_id == 0:
+        remarks.append("null block")
+    if line.holders:
+        remarks.append("held by " + ", ".join(map(repr, line.holders)))
+    return remarks
 
 
 def _short_hash(key: str) -> str:

@@ -31,7 +31,11 @@ def replay(
     ] = None,
     format: Annotated[
         str | None,
-        typer.Option(metavar="FORMAT", help="mooncake, sessions or tokens; default: what the content says."),
+        typer.Option(
+            metavar="FORMAT",
+            help="mooncake, sessions, tokens, agentic, bailian, kvcache-simulator, azure or kv-events; "
+            "default: what the content says.",
+        ),
     ] = None,
     num_blocks: Annotated[
         list[str] | None,

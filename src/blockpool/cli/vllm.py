@@ -109,4 +109,6 @@ def _verdict(report: "CheckReport") -> str:
         return "Nothing is different, but blockpool refuses this vLLM: BLOCKPOOL_VLLM=force uses it."
     if not report.compiled:
         return "Nothing is different, but blockpool is not compiled here, and so slower than vLLM's own."
-    return "Well: BLOCKPOOL_VLLM=1 uses blockpool."
+    managed = any(one.name == "KVCacheManager" for one in report.replacements)
+    beside = "; BLOCKPOOL_VLLM_MANAGER=1 beside it, its KVCacheManager too" if managed else ""
+    return f"Well: BLOCKPOOL_VLLM=1 uses blockpool{beside}."

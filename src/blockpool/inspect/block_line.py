@@ -20,6 +20,8 @@ class BlockLine(msgspec.Struct, frozen=True):
     queue_place: int | None
     """0 is the block to be handed out next; None: not in the free queue."""
     faulty: bool
+    holders: tuple[str, ...] = ()
+    """The owners of the holds that keep it, each once."""
 
     @property
     def in_use(self) -> bool:
@@ -33,6 +35,10 @@ def block_lines(pool: int, dump: Mapping[str, Any], faults: Iterable[Fault]) -> 
     places: dict[int, int] = {}
     for place, block_id in enumerate(dump["queue"]):
         places.setdefault(block_id, place)
+    holders: dict[int, dict[str, None]] = {}
+    for hold in dump.get("holds", ()):
+        for block_id in hold["blocks"]:
+            holders.setdefault(block_id, {})[hold["owner"]] = None
     lines = [
         BlockLine(
             pool=pool,
@@ -41,6 +47,7 @@ def block_lines(pool: int, dump: Mapping[str, Any], faults: Iterable[Fault]) -> 
             hashes=tuple(one["key"] for one in block.get("hashes", ())),
             queue_place=places.get(block["id"]),
             faulty=block["id"] in faulty,
+            holders=tuple(holders.get(block["id"], ())),
         )
         for block in dump["blocks"]
     ]

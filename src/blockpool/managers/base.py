@@ -21,7 +21,7 @@ from blockpool.managers.specs import KVCacheGroupSpec
 from blockpool.managers.tables import NO_BLOCKS, NOTHING_FOUND, GroupHit, Table
 from blockpool.pool.block_pool import MOST_TOKENS, BlockPool
 from blockpool.pool.events import StorePayload
-from blockpool.pool.layout import FLAGS, HASHED, TOKENS
+from blockpool.pool.layout import FLAGS, HASHED, REF, TOKENS
 
 NO_POSITIONS = range(0)
 
@@ -57,9 +57,13 @@ class SingleTypeKVCacheManager:
         self.draft_margin = group.draft_margin
         self.prefix_cacheable: bool = spec.prefix_cacheable
         self.supports_partial_boundaries = False
+        self.hits_end_inside = False  # whether the cache that it is part of has hits which end inside its blocks
         self.findable_at_acknowledgement: bool = spec.is_state
+        self.max_steps_in_flight = 1  # that the engine has at a time: the cache that it is part of says so
         self.num_reserved_blocks = 0  # taken at start-up, for all requests
         self.tables: dict[str, Table] = {}
+        # What a lookup takes for cached, digest -> block, while it is asked what will be found after steps in flight.
+        self.awaited: dict[bytes, int] | None = None
         self.needs_what_is_read: bool = type(self).needed is SingleTypeKVCacheManager.needed
         self._reads_whole_prefix = -1  # not asked yet
 
@@ -139,27 +143,14 @@ class SingleTypeKVCacheManager:
             return NOTHING_FOUND
         return longest_hit(self, digests, max_length, alignment)
 
-    def shortened(self, hit: GroupHit, num_blocks: int) -> GroupHit:
-        """The first `num_blocks` positions of a hit, if they show all that resuming behind them needs.
-
-        Else nothing: a window further left was not looked at. Look up again with that length.
-        """
-        if num_blocks >= len(hit):
-            return hit
-        needed = self.needed(num_blocks * self.block_size)
-        if num_blocks <= 0 or (len(needed) > 0 and needed.start < hit.first):
-            return NOTHING_FOUND
-        first = needed.start if len(needed) > 0 else num_blocks
-        blocks = hit.blocks[:num_blocks]
-        at: i64 = hit.first
-        while at < first:
-            blocks[at] = 0
-            at += 1
-        return GroupHit(blocks, hit.turns[:num_blocks], num_blocks * self.block_size, first)
-
     def holds_still(self, hit: GroupHit) -> bool:
-        """Whether every block of a hit still has a hash and was not handed out since."""
-        return hit.holds_still(self.pool.records)
+        """Whether every block of a hit still has a hash and was not handed out since; a state, that very hash."""
+        if not hit.holds_still(self.pool.records, self.block_size):
+            return False
+        if not self.is_state or len(hit) == 0:
+            return True
+        hashes = self.pool.get_block_hashes(int(hit.blocks[len(hit) - 1]))
+        return any(covered == hit.num_tokens for _, covered in hashes)
 
     def num_evictable(self, hit: GroupHit) -> int:
         """How many blocks of a hit stand in the free queue: adopting one takes it from what is free."""
@@ -176,6 +167,73 @@ class SingleTypeKVCacheManager:
         return max(0, most - most % step)
 
     # -- holding -------------------------------------------------------------------------------------
+
+    def reserve(self) -> None:
+        """Take the blocks that all requests share, if they are not taken. Most kinds have none."""
+
+    def unreserve(self) -> None:
+        """Give those back, before the pool is reset; `reserve` right after it takes the same ones."""
+
+    def at_rest(
+        self,
+        request_id: str,
+        num_tokens: int,
+        settled_tokens: int,
+        num_prompt_tokens: int,
+        num_encoder_tokens: int,
+        num_tokens_to_register: int,
+        num_hashed_tokens: int = MOST_TOKENS,
+        num_computed_tokens: int = MOST_TOKENS,
+    ) -> bool:
+        """Whether a step to `num_tokens` takes nothing, drops nothing and registers nothing. Read only."""
+        table = self.tables.get(request_id)
+        if table is None or self.table_length(num_tokens, num_prompt_tokens, num_encoder_tokens) > len(table):
+            return False
+        if table.tail_block != 0 or not self.can_read(request_id, num_computed_tokens, num_tokens, num_prompt_tokens):
+            return False
+        if len(self.droppable(request_id, settled_tokens, num_prompt_tokens)) > 0:
+            return False
+        if not self.prefix_cacheable:
+            return True
+        size = self.block_size
+        if table.num_registered < min(num_tokens_to_register, num_hashed_tokens) // size and not (
+            self.is_state and num_tokens_to_register % size != 0
+        ):
+            return False
+        if table.has_tail or not self.hits_end_inside:
+            return True
+        boundary = self.partial_boundary(request_id, num_prompt_tokens, num_tokens_to_register)
+        return boundary == 0 or boundary > num_hashed_tokens
+
+    def scratch_of(self, request_id: str) -> list[int]:
+        """The blocks at the end of a table that are for states of drafts, and move along with it."""
+        table = self.tables.get(request_id)
+        return [] if table is None else list(table.blocks[len(table) - table.num_scratch :])
+
+    def num_kept(self, request_id: str) -> int:
+        """How many blocks the request's table holds, nulls not counted."""
+        table = self.tables.get(request_id)
+        return 0 if table is None else table.num_kept()
+
+    def num_owned(self, request_id: str) -> int:
+        """How many of them nobody else holds."""
+        table = self.tables.get(request_id)
+        count = 0
+        if table is not None:
+            for b in table.blocks:
+                if b != 0 and self.pool.records.get(i64(b), REF) == 1:
+                    count += 1
+        return count
+
+    def can_read(self, request_id: str, num_computed_tokens: int, num_tokens: int, num_prompt_tokens: int) -> bool:
+        """Whether the table has what a step from `num_computed_tokens` to `num_tokens` reads and writes, as far as it
+        goes: what was dropped, or was never adopted, cannot be read again.
+        """
+        table = self.tables.get(request_id)
+        if table is None:
+            return True
+        first, end = self.unread(num_computed_tokens, num_prompt_tokens)
+        return table.num_dropped <= max(first, end)
 
     def num_held(self, request_id: str) -> int:
         """Length of the request's table, in blocks; 0 for an unknown request."""
@@ -344,10 +402,11 @@ class SingleTypeKVCacheManager:
         """Offer the blocks first .. last-1 of a table to the index; `digests` starts at digest `first_digest`.
 
         With a policy, only those worth it (`retained`). Returns the blocks that were registered, 0 for the others.
+        For blocks that become findable later than they are picked: `pick`, `mark_registered`, then `offer_blocks`.
         """
         blocks = self.pick(request_id, first, last, boundaries, policy)
-        self.offer(blocks, first, digests, first_digest, payload)
-        self.tables[request_id].num_registered = last
+        offer_blocks(self, blocks, first, digests, first_digest, payload)
+        self.mark_registered(request_id, last)
         return blocks
 
     def pick(
@@ -369,31 +428,12 @@ class SingleTypeKVCacheManager:
                     blocks[at] = 0
                 at += 1
         if table.was_revoked:
-            self.skip_registered(blocks, first)
+            skip_registered(self, blocks, first)
         return blocks
-
-    def offer(
-        self, blocks: vec[i32], first: int, digests: bytes, first_digest: int, payload: StorePayload | None
-    ) -> None:
-        """Register blocks that stand at first, first+1, … of a table; 0 is skipped.
-
-        For blocks that become findable later than they were picked; `register` is both at once.
-        """
-        self.pool.register(blocks, digests, first_digest, first, self.block_size, self.group_id, payload)
 
     def mark_registered(self, request_id: str, last: int) -> None:
         """The blocks before position `last` were picked: they are not asked for again."""
         self.tables[request_id].num_registered = last
-
-    def skip_registered(self, blocks: vec[i32], first: i64) -> None:
-        """After a revocation, requests that share a block offer it both: the second finds it registered."""
-        records = self.pool.records
-        at: i64 = 0
-        for b in blocks:
-            covered = (first + at + 1) * self.block_size
-            if b != 0 and records.get(i64(b), FLAGS) & HASHED and records.get(i64(b), TOKENS) == covered:
-                blocks[at] = 0
-            at += 1
 
     def partial_boundary(self, request_id: str, num_prompt_tokens: int, num_tokens: int) -> int:
         """The boundary inside a block at which the prompt's tail is to be registered now; 0 for none.
@@ -417,27 +457,61 @@ class SingleTypeKVCacheManager:
             return 0
         return boundary
 
+    def mark_tail(self, request_id: str, boundary: int) -> int:
+        """The block of a table that `boundary` lies in is offered as far as that, once; the block."""
+        table = self.tables[request_id]
+        block = table.blocks[boundary // self.block_size]
+        table.has_tail = True
+        if self.is_state:
+            table.tail_block = i64(block)
+        return int(block)
+
     def register_partial(
         self, request_id: str, boundary: int, digest: bytes, payload: StorePayload | None = None
     ) -> int:
         """Register the block of a table that `boundary` lies in, as far as that; the block."""
-        table = self.tables[request_id]
-        block = int(table.blocks[boundary // self.block_size])
+        block = self.mark_tail(request_id, boundary)
         self.pool.cache_partial_block(block, digest, boundary, self.group_id, self.block_size, payload=payload)
-        table.has_tail = True
         return block
 
-    def unregister(self, revoked: list[int]) -> None:
+    def unregister(self, gone: set[int]) -> None:
         """These blocks lost their hashes: every table that has one offers it again when its time comes."""
-        gone = set(revoked)
-        gone.discard(0)
         for table in self.tables.values():
             at: i64 = 0
             for b in table.blocks:
                 if int(b) in gone:
                     table.has_tail = False
+                    table.tail_block = 0
                     if at < table.num_registered:
                         table.num_registered = at
                         table.was_revoked = True
                         break
                 at += 1
+
+
+# Functions and not methods: on an interpreted subclass a method is called as Python calls it, and each array that is
+# handed over in that way is never given back.
+
+
+def offer_blocks(
+    manager: SingleTypeKVCacheManager,
+    blocks: vec[i32],
+    first: int,
+    digests: bytes,
+    first_digest: int,
+    payload: StorePayload | None,
+) -> None:
+    """Register blocks that stand at first, first+1, … of a table; 0 is skipped. `digests`: as in `register`."""
+    size = manager.block_size
+    manager.pool.register(blocks, digests, first_digest, first, size, manager.group_id, payload)
+
+
+def skip_registered(manager: SingleTypeKVCacheManager, blocks: vec[i32], first: i64) -> None:
+    """Requests that share a block, or were revoked, may offer it again: the second time it is skipped."""
+    records = manager.pool.records
+    at: i64 = 0
+    for b in blocks:
+        covered = (first + at + 1) * manager.block_size
+        if b != 0 and records.get(i64(b), FLAGS) & HASHED and records.get(i64(b), TOKENS) == covered:
+            blocks[at] = 0
+        at += 1

@@ -42,14 +42,14 @@ class Coordinator:
     """All groups of one model, over one pool or several. `alignment`: every hit ends at a multiple of it, in tokens.
 
     That is the least common multiple of the cached groups' block sizes; the hash block size where each of them can
-    resume inside a block or has blocks of that size.
+    resume inside a block or has blocks of that size, unless `partial_hits` is False.
     """
 
-    def __init__(self, managers: Sequence[SingleTypeKVCacheManager]) -> None:
+    def __init__(self, managers: Sequence[SingleTypeKVCacheManager], partial_hits: bool = True) -> None:
         self.managers: list[SingleTypeKVCacheManager] = list(managers)
         cached = [manager for manager in self.managers if manager.prefix_cacheable]
         self.alignment: int = lcm(*[manager.block_size for manager in cached]) if cached else 1
-        if cached and all(manager.supports_partial_boundaries or manager.factor == 1 for manager in cached):
+        if cached and partial_hits and all(m.supports_partial_boundaries or m.factor == 1 for m in cached):
             self.alignment = cached[0].pool.hash_block_size
         # Groups whose usable boundaries are a prefix answer from one scan, so they are asked first.
         self.whole: list[int] = []
@@ -66,7 +66,7 @@ class Coordinator:
         managers = self.managers
         hits: list[GroupHit] = [NOTHING_FOUND] * len(managers)
         own: list[int | None] = [None] * len(managers)
-        length = max_length if self.whole or self.others else 0
+        length = max_length - max_length % self.alignment if self.whole or self.others else 0
         vetoed_by: int | None = None
         for at in self.whole:
             hits[at] = managers[at].find_longest_hit(digests, max_length, self.alignment)
@@ -85,21 +85,8 @@ class Coordinator:
                         vetoed_by = at
                         settled = False
             for at in self.whole:
-                if hits[at].num_tokens > length:
-                    hits[at] = self.cut(at, hits[at], digests, length)
-                    if hits[at].num_tokens < length:
-                        length = hits[at].num_tokens
-                        vetoed_by = at
-                        settled = False
+                if hits[at].num_tokens > length:  # what is usable there is a prefix
+                    hits[at] = hits[at].cut(length, managers[at].block_size)
         if length == 0:
             hits = [NOTHING_FOUND] * len(managers)
         return CommonHit(length, tuple(hits), tuple(own), vetoed_by)
-
-    def cut(self, at: int, hit: GroupHit, digests: bytes, length: int) -> GroupHit:
-        """A longer hit of a group that reads the whole prefix, to a boundary that it can resume from as well."""
-        manager = self.managers[at]
-        # A margin that ends inside a block asks for a key which the longer hit did not need.
-        inside = manager.draft_margin and self.alignment < manager.block_size
-        if length % manager.block_size == 0 and not inside:
-            return manager.shortened(hit, length // manager.block_size)
-        return manager.find_longest_hit(digests, length, self.alignment)

@@ -67,6 +67,15 @@ def longest_hit(manager: SingleTypeKVCacheManager, digests: bytes, max_length: i
 def run_of(manager: SingleTypeKVCacheManager, digests: bytes, first: i64, last: i64) -> vec[i32]:
     """The blocks cached for the full blocks first, first+1, … before `last`, up to the first that is not."""
     factor: i64 = manager.factor
+    if manager.awaited is not None:
+        found = vec[i32]()
+        while first < last:
+            one = block_at(manager, digests, (first + 1) * factor - 1)
+            if one == 0:
+                break
+            found = append(found, i32(one))
+            first += 1
+        return found
     if last - first > 1:
         return manager.pool.lookup_vec(digests, (first + 1) * factor - 1, last * factor, factor, manager.group_id)
     block = block_at(manager, digests, (first + 1) * factor - 1)
@@ -79,8 +88,12 @@ def run_of(manager: SingleTypeKVCacheManager, digests: bytes, first: i64, last: 
 def block_at(manager: SingleTypeKVCacheManager, digests: bytes, digest: i64) -> i64:
     """The block cached under one digest of the chain, or 0."""
     index = manager.pool.index
-    entry = index.find(digests, digest * manager.pool.digest_size, manager.group_id)
-    return 0 if entry == 0 else index.block_of(entry)
+    width: i64 = manager.pool.digest_size
+    entry = index.find(digests, digest * width, manager.group_id)
+    if entry != 0:
+        return index.block_of(entry)
+    awaited = manager.awaited
+    return 0 if awaited is None else i64(awaited.get(digests[digest * width : (digest + 1) * width], 0))
 
 
 def hit_at(

@@ -37,9 +37,21 @@ class MambaManager(SingleTypeKVCacheManager):
     def num_blocks(self, num_tokens: int, num_prompt_tokens: int = 0, num_encoder_tokens: int = 0) -> int:
         return 1 + self.num_speculative_blocks
 
+    def can_read(self, request_id: str, num_computed_tokens: int, num_tokens: int, num_prompt_tokens: int) -> bool:
+        """Without draft states, the state must stand where the step begins, and have a block where it ends."""
+        table = self.tables.get(request_id)
+        if table is None or not self.aligned or self.num_speculative_blocks:
+            return True
+        held = len(table)
+        for tokens in (min(num_computed_tokens, num_tokens), num_tokens):
+            at = (tokens - 1) // self.block_size
+            if 0 <= at < held and table.blocks[at] == 0:
+                return False
+        return True
+
     def most_blocks(self, max_model_len: int, max_in_flight_tokens: int, num_prompt_tokens: int = 0) -> int | None:
-        """With the state that a step in flight reads."""
-        return self.num_speculative_blocks + (2 if self.aligned else 1)
+        """With the states that steps in flight read and write."""
+        return self.num_speculative_blocks + 1 + (self.max_steps_in_flight if self.aligned else 0)
 
     def table_length(self, num_tokens: int, num_prompt_tokens: int = 0, num_encoder_tokens: int = 0) -> int:
         positions = -(-num_tokens // self.block_size) if self.aligned else 1

@@ -30,6 +30,16 @@ class RetentionPolicy:
         self.alignment = alignment
         self.interval = interval
 
+    def stops(self, manager: SingleTypeKVCacheManager, start: int, boundaries: Sequence[int]) -> list[int]:
+        """Behind token `start`, where a step must end for a group of states to keep what is promised: the named
+        boundaries, and the end of the interval, if there is one.
+        """
+        step = step_between(manager, self.alignment)
+        stops = [named - named % step for named in boundaries]
+        if self.interval:
+            stops.append((start // self.interval + 1) * self.interval)
+        return [stop for stop in stops if stop > start]
+
     def __repr__(self) -> str:
         return f"RetentionPolicy(alignment={self.alignment}, interval={self.interval})"
 

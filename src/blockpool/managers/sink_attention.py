@@ -33,12 +33,10 @@ class SinkFullAttentionManager(SingleTypeKVCacheManager):
         return list(self.sink_blocks)
 
     def reserve(self) -> None:
-        """Take the sink blocks, if they are not taken."""
         if len(self.sink_blocks) == 0:
             self.sink_blocks = self.pool.take(self.num_reserved_blocks)
 
     def unreserve(self) -> None:
-        """Give the sink blocks back, before the pool is reset; `reserve` right after it takes the same ones."""
         self.pool.free_vec(self.sink_blocks, None)
         self.sink_blocks = NO_BLOCKS
 

@@ -121,7 +121,8 @@ class KVCacheGroupSpec(msgspec.Struct, frozen=True):
 
     `draft_margin`: drafting recomputes the tokens just before a resume point, so a hit keeps one unit of distance
     from the end of what is cached; not for state groups. `context_parallel_size`: ranks that share the tokens of one
-    block. `pool`: which of the cache's pools its blocks come from.
+    block. `pool`: which of the cache's pools its blocks come from. `clear_new_blocks`: its kernels read beyond what
+    is written, so a new block has to be cleared before it is used.
     """
 
     layer_names: tuple[str, ...]
@@ -129,6 +130,7 @@ class KVCacheGroupSpec(msgspec.Struct, frozen=True):
     draft_margin: bool = False
     context_parallel_size: int = 1
     pool: int = 0
+    clear_new_blocks: bool = False
 
     def __post_init__(self) -> None:
         names = self.layer_names
@@ -138,6 +140,8 @@ class KVCacheGroupSpec(msgspec.Struct, frozen=True):
             raise SpecError(f"kv_cache_spec must be a KVCacheSpec, not {self.kv_cache_spec!r}")
         if not isinstance(self.draft_margin, bool):
             raise SpecError(f"draft_margin must be True or False, not {self.draft_margin!r}")
+        if not isinstance(self.clear_new_blocks, bool):
+            raise SpecError(f"clear_new_blocks must be True or False, not {self.clear_new_blocks!r}")
         if self.draft_margin and self.kv_cache_spec.is_state:
             raise SpecError(
                 f"draft_margin must be False for a state group: {type(self.kv_cache_spec).__name__} has no state"

@@ -7,7 +7,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64
 
-from blockpool.pool.layout import FIELDS, FLAGS, HASHED, REF, TURN, Records
+from blockpool.pool.layout import FIELDS, FLAGS, HASHED, REF, TOKENS, TURN, Records
 
 
 @final
@@ -16,7 +16,8 @@ class Table:
 
     `num_registered`: how many of the leading ones were offered to the prefix index. `num_dropped`: the positions
     before it hold no block that could still be dropped. `num_scratch`: how many blocks at the end are for states of
-    drafts. `has_tail`: the prompt's tail was offered too.
+    drafts. `has_tail`: the prompt's tail was offered too; `tail_block`: the block of a state group that was offered
+    so and is written on, until its entry has moved elsewhere, else 0.
     `was_revoked`: a cancelled step took some of them back, which others may have too.
     """
 
@@ -26,6 +27,7 @@ class Table:
         self.num_dropped: i64 = 0
         self.num_scratch: i64 = 0
         self.has_tail = False
+        self.tail_block: i64 = 0
         self.was_revoked = False
 
     def __len__(self) -> int:
@@ -70,6 +72,13 @@ class Table:
                 out = append(out, table[last])
         return out
 
+    def num_kept(self) -> int:
+        count: i64 = 0
+        for b in self.blocks:
+            if b != 0:
+                count += 1
+        return int(count)
+
     def forget_between(self, first: i64, last: i64) -> None:
         """Show null at positions first .. last-1."""
         table = self.blocks
@@ -98,12 +107,18 @@ class GroupHit:
     def block_ids(self) -> list[int]:
         return list(self.blocks)
 
-    def holds_still(self, records: Records) -> bool:
-        """Whether every block still has a hash and was not handed out since."""
+    def cut(self, num_tokens: int, block_size: int) -> GroupHit:
+        """The shorter hit that ends at `num_tokens`, in a group whose usable boundaries are a prefix."""
+        length: i64 = -(-num_tokens // block_size)
+        return GroupHit(self.blocks[:length], self.turns[:length], num_tokens)
+
+    def holds_still(self, records: Records, block_size: i64) -> bool:
+        """Whether every block was not handed out since, and still has a hash that covers as much."""
         meta = records.meta
         base = records.base
         turns = self.turns
         blocks = self.blocks
+        num_tokens: i64 = self.num_tokens
         at: i64 = self.first
         end: i64 = len(blocks)
         while at < end:
@@ -112,8 +127,18 @@ class GroupHit:
                 o = base + b * FIELDS
                 if meta[o + TURN] != turns[at] or i64(meta[o + FLAGS]) & HASHED == 0:
                     return False
+                if i64(meta[o + TOKENS]) < min((at + 1) * block_size, num_tokens):
+                    return False
             at += 1
         return True
+
+    def num_kept(self) -> int:
+        """How many blocks there are, nulls not counted."""
+        count: i64 = 0
+        for b in self.blocks:
+            if b != 0:
+                count += 1
+        return int(count)
 
     def num_evictable(self, records: Records) -> int:
         """How many of the blocks stand in the free queue."""

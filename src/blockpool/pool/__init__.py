@@ -17,7 +17,9 @@ from blockpool.pool.errors import (
     FenceError,
     ForeignBlockError,
     GroupError,
+    HoldError,
     MaskError,
+    NoClockError,
     NoFreeBlocksError,
     NullBlockError,
     PoolBusyError,
@@ -26,6 +28,7 @@ from blockpool.pool.errors import (
     UnknownBlockError,
 )
 from blockpool.pool.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent, StorePayload
+from blockpool.pool.holds import Hold
 from blockpool.pool.index import BlockHashToBlockMap
 from blockpool.pool.queue import FreeKVCacheBlockQueue
 from blockpool.pool.reports import Counters, PoolMetrics, ResetResult, Usage
@@ -53,9 +56,12 @@ __all__ = [
     "ForeignBlockError",
     "FreeKVCacheBlockQueue",
     "GroupError",
+    "Hold",
+    "HoldError",
     "KVCacheBlock",
     "KVCacheEvent",
     "MaskError",
+    "NoClockError",
     "NoFreeBlocksError",
     "NullBlockError",
     "PoolBusyError",

@@ -46,6 +46,15 @@ class PendingRow(msgspec.Struct, frozen=True):
     blocks: list[int]
 
 
+class HoldRow(msgspec.Struct, frozen=True):
+    owner: str
+    blocks: list[int]
+    incarnations: list[int] | None = None
+    until: float | None = None
+    after: int | None = None
+    released: bool = False
+
+
 class WatcherRow(msgspec.Struct, frozen=True):
     block: int
     incarnation: int
@@ -63,6 +72,7 @@ class Dump(msgspec.Struct, frozen=True):
     queue_backwards: list[int] | None = None
     index: list[IndexRow] | None = None
     pending: list[PendingRow] = []
+    holds: list[HoldRow] = []
     watchers: list[WatcherRow] = []
     enable_caching: bool = True
     hash_block_size: int = 16
@@ -106,6 +116,7 @@ def audit_dump(dump: Mapping[str, Any]) -> list[Fault]:
     check_queue(read, rows, fault)
     check_index(read, rows, fault)
     check_pending(read, rows, fault)
+    check_holds(read, rows, fault)
     check_watchers(read, rows, fault)
     return faults
 
@@ -200,6 +211,36 @@ def check_pending(dump: Dump, rows: dict[int, BlockRow], fault: Report) -> None:
         refs = rows[block].ref_cnt if block in rows else 0
         if count > refs:
             fault("pending references are references", block, f"{count} pending, ref_cnt {refs}")
+
+
+def check_holds(dump: Dump, rows: dict[int, BlockRow], fault: Report) -> None:
+    kept: Counter[int] = Counter()
+    for hold in dump.holds:
+        whose = f"the hold of {hold.owner!r}"
+        if hold.released:
+            fault("a hold that has ended is gone", None, whose)
+        if hold.after is not None and hold.after <= dump.fence:
+            fault("no release waits for a fence that was reached", None, f"{whose}: {hold.after} <= {dump.fence}")
+        for block in hold.blocks:
+            if block == 0 or block not in rows:
+                fault("holds keep real blocks", block, f"{whose}: no such block")
+        kept.update(hold.blocks)
+        if hold.incarnations is None:
+            continue
+        if len(hold.incarnations) != len(hold.blocks):
+            counts = f"{len(hold.incarnations)} incarnations of {len(hold.blocks)} blocks"
+            fault("a hold keeps its blocks as they were", None, f"{whose}: {counts}")
+        for block, incarnation in zip(hold.blocks, hold.incarnations, strict=False):
+            if block in rows and rows[block].incarnation != incarnation:
+                now = f"made at incarnation {incarnation}, the block is at {rows[block].incarnation}"
+                fault("a hold keeps its blocks as they were", block, f"{whose}: {now}")
+    pending = Counter(block for release in dump.pending for block in release.blocks)
+    for block, count in sorted(kept.items()):
+        if block in rows and count + pending[block] > rows[block].ref_cnt:
+            waiting = f" and {pending[block]} pending" if pending[block] else ""
+            fault(
+                "references of holds are references", block, f"{count} kept{waiting}, ref_cnt {rows[block].ref_cnt}"
+            )
 
 
 def check_watchers(dump: Dump, rows: dict[int, BlockRow], fault: Report) -> None:

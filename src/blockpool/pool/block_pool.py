@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, SupportsIndex, final
+from typing import Any, Final, SupportsFloat, SupportsIndex, final
 
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64
@@ -17,7 +17,9 @@ from blockpool.pool.errors import (
     CachingDisabledError,
     DigestError,
     ForeignBlockError,
+    HoldError,
     MaskError,
+    NoClockError,
     NoFreeBlocksError,
     NullBlockError,
     PoolBusyError,
@@ -26,11 +28,13 @@ from blockpool.pool.errors import (
 from blockpool.pool.event_log import FIRST_LAST, OFF, EventLog
 from blockpool.pool.events import KVCacheEvent, StorePayload, Told, prepare
 from blockpool.pool.fences import Fences
+from blockpool.pool.holds import Hold, Holds, checked_time
 from blockpool.pool.index import BlockHashToBlockMap
 from blockpool.pool.layout import (
     FIELDS,
     FLAGS,
     HASHED,
+    HELD,
     MARK,
     MAX_BLOCKS,
     MORE,
@@ -58,7 +62,8 @@ class BlockPool:
 
     `hash_block_size`: tokens per digest. `digest_size`: bytes per digest, a multiple of 8. `events`: "off",
     "first_last" (a key is announced with its first block and removed with its last) or "per_copy". `medium`
-    names the tier in events. `metrics`: hooks that are called after each operation.
+    names the tier in events. `metrics`: hooks that are called after each operation. `clock`: what holds until a
+    time are measured by, in any unit; only they need one.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class BlockPool:
         events: str = "off",
         medium: str = "GPU",
         metrics: PoolMetrics | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         most: int = MAX_BLOCKS  # compared as an int: what is given may not fit 64 bits
         if num_gpu_blocks < 1 or num_gpu_blocks > most:
@@ -88,11 +94,13 @@ class BlockPool:
         self.digest_size = digest_size
         self.medium = medium
         self.metrics = metrics
+        self.clock = clock
         self.log = EventLog(events, medium)
         self.records = Records(num_gpu_blocks)
         self.queue = FreeKVCacheBlockQueue(num_gpu_blocks, self.records)
         self.index = BlockHashToBlockMap(num_gpu_blocks, digest_size, self.records)
         self.fences = Fences(self.records)
+        self.holds = Holds(self.records)
         self.door = Door(self.records, num_gpu_blocks)
         self.watchers = ReuseWatchers(self.records)
         self.busy = False
@@ -143,8 +151,17 @@ class BlockPool:
         return self.fences.deferred_until()
 
     @property
+    def open_holds(self) -> list[Hold]:
+        """The holds that have not ended, in the order of their making."""
+        return list(self.holds.open.values())
+
+    def held_by(self) -> dict[str, int]:
+        """The owners of holds, with the number of blocks that each keeps."""
+        return self.holds.by_owner()
+
+    @property
     def counters(self) -> Counters:
-        return Counters(self.num_allocated, self.num_evicted, self.num_evicted_unused)
+        return Counters(self.num_allocated, self.num_evicted, self.num_evicted_unused, self.holds.num_late_releases)
 
     def get_num_free_blocks(self) -> int:
         """Blocks that can be handed out now, eviction candidates included. O(1)."""
@@ -160,7 +177,7 @@ class BlockPool:
         return 1.0 - self.queue.num_free_blocks / (self.num_gpu_blocks - 1)
 
     def get_usage_parts(self) -> Usage:
-        """The parts of the pool. Walks the records once, about 1 ns a block."""
+        """The parts of the pool. Walks all records: for reports, not for every step."""
         meta = self.records.meta
         base = self.records.base
         cached: i64 = 0
@@ -172,7 +189,8 @@ class BlockPool:
             b += 1
         free = self.queue.num_free_blocks
         deferred = self.fences.num_deferred()
-        return Usage(free, cached, deferred, self.num_gpu_blocks - 1 - free - deferred)
+        held = self.num_gpu_blocks - 1 - free - deferred
+        return Usage(free, cached, deferred, held, self.holds.num_pinned())
 
     def is_block_writable(self, block: SupportsIndex) -> bool:
         """Whether one holder has the block for itself: not null, ref_cnt 1, no hash."""
@@ -220,6 +238,7 @@ class BlockPool:
         With `after=fence` the references stay until `advance(fence)`.
 
         Raises ReleaseError when a block is given back more often than it is held, in any pool: no pool changes.
+        (References that wait for a fence, or that a hold keeps, cannot be given back.)
         """
         blocks = ordered_blocks if isinstance(ordered_blocks, list) else list(ordered_blocks)
         if len(blocks) == 1 and after is None and self.free_plain(blocks[0]):
@@ -242,15 +261,104 @@ class BlockPool:
     def advance(self, fence: SupportsIndex) -> None:
         """Reach a fence: every reference that waited for it or for a lower one is released, call by call.
 
-        Reaching it again, or a lower one, does nothing.
+        Holds until such a fence end. Reaching it again, or a lower one, does nothing.
         """
         self.must_not_be_busy()
         reached = self.door.checked_fence(fence)
         if reached <= self.fences.reached:
             return
         for release in self.fences.reach(reached):
+            hold = release.hold
+            if hold is not None:
+                self.holds.leave(hold)
             self.enqueue(self.lower(release.blocks))
         self.changes += 1
+
+    def hold(
+        self,
+        blocks: Iterable[SupportsIndex],
+        owner: str,
+        *,
+        until: SupportsFloat | None = None,
+        after: SupportsIndex | None = None,
+    ) -> Hold:
+        """One more reference on each block, kept by `owner`; a free block leaves the queue, as when it is touched.
+
+        The references end once and together, in the order given (so hold a request's blocks deepest first): by
+        `release`; with `until`, by the first `expire_holds` from that time on; with `after`, when that fence is
+        reached, at once when it was. Nobody else can give them back. The null block is skipped.
+
+        Raises HoldError for a block that nobody holds and that has no hash, for both ends in one hold, and for a
+        time that is not a finite number; NoClockError for a time in a pool without a clock.
+        """
+        ids = without_null(self.door.own_ids(blocks))
+        time = checked_time(until)
+        fence = None if after is None else self.door.checked_fence(after)
+        if time is not None and fence is not None:
+            raise HoldError(f"a hold has one end: the time {time} or the fence {fence}")
+        if time is not None and self.clock is None:
+            raise NoClockError(f"a hold until {time} needs a pool with a clock")
+        self.must_not_be_busy()
+        for b in ids:
+            if self.records.get(i64(b), REF) == 0 and self.records.get(i64(b), FLAGS) & HASHED == 0:
+                raise HoldError(f"block {b} cannot be kept: nobody holds it and it has no hash")
+        hold = self.hold_vec(ids, owner, time, fence)
+        if self.watchers.errors:
+            self.watchers.raise_errors(f"{hold!r} was made all the same")
+        return hold
+
+    def hold_vec(self, ids: vec[i32], owner: str, until: float | None, after: int | None) -> Hold:
+        """The same, for blocks that are known to be held or hashed; what a hook raises is kept."""
+        self.touch_vec(ids)
+        hold = self.holds.make(self.door, ids, owner, until, after)
+        self.holds.enter(hold)
+        if after is not None:
+            self.fences.defer(after, ids, hold)
+            if after <= self.fences.reached:
+                self.end(hold)
+        return hold
+
+    def withdraw_fence(self, fence: int, earlier: int | None) -> None:
+        """The fence will never be reached: what waits for it waits for an earlier one, or is released now."""
+        self.must_not_be_busy()
+        for release in self.fences.withdraw_fence(fence, earlier):
+            hold = release.hold
+            if hold is not None:
+                self.holds.leave(hold)
+            self.enqueue(self.lower(release.blocks))
+        self.changes += 1
+
+    def release(self, hold: Hold) -> bool:
+        """End a hold: its references are given back in the order of its blocks, as `free_blocks` does.
+
+        False, and nothing but `counters.late_releases` changes, when it has ended before: released, expired, or its
+        fence was reached. Raises HoldError for a hold of another pool.
+        """
+        if hold.door is not self.door:
+            raise HoldError(f"{hold!r} is a hold of another pool")
+        self.must_not_be_busy()
+        if hold.released:
+            self.holds.num_late_releases += 1
+            return False
+        self.end(hold)
+        self.changes += 1
+        return True
+
+    def expire_holds(self) -> list[Hold]:
+        """End the holds whose time has come by the pool's clock, in the order of their times, then of their making.
+
+        No other call does: a block is never free before its owner has asked.
+        """
+        self.must_not_be_busy()
+        clock = self.clock
+        if clock is None:
+            return []
+        due = self.holds.due(clock())
+        for hold in due:
+            self.end(hold)
+        if due:
+            self.changes += 1
+        return due
 
     def unpin_blocks(self, blocks: Iterable[SupportsIndex], on_reuse: Callable[[int], object]) -> ReuseHandle:
         """Give blocks back that are still being read: they join the very back of the queue and count as free.
@@ -396,7 +504,11 @@ class BlockPool:
 
     def evict_blocks(self, block_ids: Iterable[SupportsIndex]) -> None:
         """Drop the hashes of blocks, whatever their ref_cnt. Frees nothing, moves nothing in the queue."""
-        ids = self.door.own_ids(block_ids)
+        self.evict_vec(self.door.own_ids(block_ids))
+        self.watchers.raise_errors()
+
+    def evict_vec(self, ids: vec[i32]) -> None:
+        """The same; what a hook raises is kept."""
         self.must_not_be_busy()
         evicted: list[int] = []
         for b in ids:
@@ -405,20 +517,24 @@ class BlockPool:
                 evicted.append(int(b))
         self.log.flush()
         self.changes += 1
-        if self.metrics is not None:
-            for block in evicted:
-                self.metrics.on_evicted(block, True)
+        metrics = self.metrics
+        if metrics is not None:
+            try:
+                for block in evicted:
+                    metrics.on_evicted(block, True)
+            except BaseException as error:  # raised when the whole operation is done
+                self.watchers.errors.append(error)
 
     def reset_prefix_cache(self) -> ResetResult:
         """Forget every hash, if no block is in use; the queue keeps its order, pending callbacks fire.
 
-        The result is true on success; else it says how many blocks are in use and how many of those are
-        deferred, and nothing has changed.
+        The result is true on success; else it says how many blocks are in use, how many of those are deferred
+        and who has holds, and nothing has changed.
         """
         self.must_not_be_busy()
         used = self.num_gpu_blocks - 1 - self.queue.num_free_blocks
         if used:
-            return ResetResult(used, self.fences.num_deferred())
+            return ResetResult(used, self.fences.num_deferred(), self.holds.by_owner())
         self.busy = True
         self.watchers.fire_all()
         self.busy = False
@@ -467,7 +583,12 @@ class BlockPool:
             "queue_backwards": self.queue.by_place(),
             "blocks": rows,
             "index": self.index.listing(),
-            "pending": [{"fence": release.fence, "blocks": list(release.blocks)} for release in self.fences.releases],
+            "pending": [
+                {"fence": release.fence, "blocks": list(release.blocks)}
+                for release in self.fences.releases
+                if release.hold is None
+            ],
+            "holds": self.holds.listing(),
             "watchers": self.watchers.listing(),
         }
 
@@ -532,7 +653,7 @@ class BlockPool:
         b: i64 = block
         o = self.records.base + b * FIELDS
         meta = self.records.meta
-        if meta[o + REF] != 1 or i64(meta[o + FLAGS]) & (HASHED | PENDING):
+        if meta[o + REF] != 1 or i64(meta[o + FLAGS]) & (HASHED | PENDING | HELD):
             return False
         meta[o + REF] = 0
         self.queue.prepend_one(b)
@@ -658,7 +779,7 @@ class BlockPool:
                 o = base + i64(b) * FIELDS
                 ref = meta[o + REF]
                 flags = i64(meta[o + FLAGS])
-                if ref <= 0 or (flags & PENDING and ref <= self.fences.count(int(b))):
+                if ref <= 0 or (flags & (PENDING | HELD) and ref <= self.num_spoken_for(int(b))):
                     self.raise_back(blocks, done)
                     raise ReleaseError(self.why_not_released(int(b)))
                 ref -= 1
@@ -681,11 +802,24 @@ class BlockPool:
                 meta[base + b * FIELDS + REF] += 1
             k += 1
 
+    def num_spoken_for(self, block: int) -> int:
+        """References that wait for a fence or that a hold keeps: they are not for others to give back."""
+        return self.fences.count(block) + self.holds.count(block)
+
     def why_not_released(self, block: int) -> str:
         ref = int(self.records.get(block, REF))
         pending = self.fences.count(block)
+        kept = self.holds.count(block)
         waits = f", {pending} of them waiting for a fence" if pending else ""
-        return f"block {block} is given back more often than it is held ({ref} references{waits})"
+        keeps = f", {kept} of them kept by holds" if kept else ""
+        return f"block {block} is given back more often than it is held ({ref} references{waits}{keeps})"
+
+    def end(self, hold: Hold) -> None:
+        """The references of a hold, wherever they are booked, are given back."""
+        if hold.after is not None:
+            self.fences.withdraw(hold)
+        self.holds.leave(hold)
+        self.enqueue(self.lower(hold.ids))
 
     def enqueue(self, gone: vec[i32]) -> None:
         """What `lower` found: without a hash to the front of the queue, with one to the back."""
@@ -713,18 +847,14 @@ class BlockPool:
             self.enqueue(self.lower(blocks))
             return
         self.check_deferrable(blocks)
-        held = vec[i32]()
-        for b in blocks:
-            if b != 0:
-                held = append(held, b)
-        self.fences.defer(fence, held)
+        self.fences.defer(fence, without_null(blocks))
 
     def check_deferrable(self, blocks: vec[i32]) -> None:
         wanted: dict[int, int] = {}
         for b in blocks:
             if b != 0:
                 block: int = int(b)
-                more = wanted.get(block, self.fences.count(block)) + 1
+                more = wanted.get(block, self.num_spoken_for(block)) + 1
                 if more > int(self.records.get(i64(b), REF)):
                     raise ReleaseError(self.why_not_released(block))
                 wanted[block] = more
@@ -901,6 +1031,14 @@ class BlockPool:
     def must_not_be_busy(self) -> None:
         if self.busy:
             raise PoolBusyError("a reuse callback may call nothing of its pool but done()")
+
+
+def without_null(ids: vec[i32]) -> vec[i32]:
+    out = vec[i32]()
+    for b in ids:
+        if b != 0:
+            out = append(out, b)
+    return out
 
 
 def as_list(ids: vec[i32]) -> list[int]:

@@ -63,5 +63,13 @@ class DumpError(ValueError):
     """A dump that cannot be read: the message names the field and the rule."""
 
 
+class HoldError(BlockPoolError, ValueError):
+    """A hold that cannot be: of a block that holds nothing, with two ends, until no time, or of another pool."""
+
+
+class NoClockError(BlockPoolError, ValueError):
+    """A hold until a time was asked of a pool that was made without a clock."""
+
+
 class FenceError(BlockPoolError, ValueError):
     """A fence is an int of 0 or more."""

@@ -30,6 +30,7 @@ WATCHED: Final[i64] = 8  # a reuse callback is armed
 PENDING: Final[i64] = 16  # some of its references wait for a fence
 LATER: Final[i64] = 32  # not the first entry registered under its key
 MARK: Final[i64] = 64  # set only while one call checks its arguments
+HELD: Final[i64] = 128  # holds keep some of its references
 GROUP_SHIFT: Final[i64] = 8
 LOW_BITS: Final[i64] = 255  # everything but the group id
 OF_HASH: Final[i64] = 1 | 2 | 32  # bits that describe the entry's hash

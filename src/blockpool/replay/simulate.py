@@ -72,7 +72,9 @@ def replay(
 
 def _new_manager(num_blocks: int, block_size: int, hash_block_size: int) -> KVCacheManager:
     group = KVCacheGroupSpec(layer_names=("kv",), kv_cache_spec=FullAttentionSpec(block_size=block_size))
-    config = KVCacheConfig(num_blocks=num_blocks, kv_cache_groups=(group,), hash_block_size=hash_block_size)
+    config = KVCacheConfig(
+        num_blocks=num_blocks, kv_cache_groups=(group,), hash_block_size=hash_block_size, partial_hits=False
+    )
     return KVCacheManager(config, max_model_len=None)
 
 

@@ -2,9 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
+from .agentic import read_agentic
+from .azure import read_azure
+from .bailian import read_bailian
 from .detect import detect_format
 from .errors import BadLines, TraceError
 from .formats import TraceFormat
+from .kv_events import read_kv_events
+from .kvcache_simulator import read_kvcache_simulator
 from .mooncake import read_mooncake
 from .sessions import read_sessions
 from .source import STDIN, Source, load_source
@@ -14,6 +19,11 @@ from .trace import Trace, TraceRequest, in_arrival_order
 _READERS: dict[TraceFormat, Callable[[Source, BadLines], list[TraceRequest]]] = {
     TraceFormat.MOONCAKE: read_mooncake,
     TraceFormat.SESSIONS: read_sessions,
+    TraceFormat.AGENTIC: read_agentic,
+    TraceFormat.BAILIAN: read_bailian,
+    TraceFormat.KVCACHE_SIMULATOR: read_kvcache_simulator,
+    TraceFormat.AZURE: read_azure,
+    TraceFormat.KV_EVENTS: read_kv_events,
     TraceFormat.TOKENS: read_tokens,
 }
 

@@ -15,7 +15,8 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     The prompt is known either by `hash_ids` or by `token_ids`, never by both. An id stands for the whole prefix up
     to and including its `unit` tokens: within one `scope`, equal id means equal prefix. The last id may cover fewer
-    than `unit` tokens of the prompt, and ids may be missing at the end: nothing is known of those tokens.
+    than `unit` tokens of the prompt, and ids may be missing at the end, or all of them: nothing is known of those
+    tokens.
     """
 
     arrival_s: float
@@ -44,8 +45,9 @@ class Trace(msgspec.Struct, frozen=True, eq=False):
     """What was wrong with the first line that was skipped."""
 
     def units(self) -> tuple[int, ...]:
-        """The units of the requests known by ids, in tokens, ascending; empty when all are known by their tokens."""
-        return tuple(sorted({request.unit for request in self.requests if request.hash_ids is not None}))
+        """The units of the requests known by ids, in tokens, ascending; empty when there are none of them."""
+        known = (request for request in self.requests if request.hash_ids is not None and len(request.hash_ids))
+        return tuple(sorted({request.unit for request in known}))
 
 
 def in_arrival_order(requests: Iterable[TraceRequest]) -> tuple[TraceRequest, ...]:

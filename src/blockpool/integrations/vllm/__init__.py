@@ -1,7 +1,8 @@
-"""vLLM on our books: its pool, block, queue and index classes, and its request hasher, for vLLM 0.33.
+"""vLLM on our books: its pool, block, queue and index classes, its request hasher and its manager, for vLLM 0.33.
 
-The classes have the shape that vLLM's managers, connectors and tests expect; they can be imported without it.
-`install()` puts them in vLLM's place in this process, `uninstall()` puts vLLM's own back.
+The classes have the shape that vLLM's scheduler, connectors and tests expect; they can be imported without it.
+`install()` puts them in vLLM's place in this process, `install(manager=True)` the KVCacheManager too, and
+`uninstall()` puts vLLM's own back.
 """
 
 from importlib import import_module
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from blockpool.integrations.vllm.block import KVCacheBlock
     from blockpool.integrations.vllm.hash_map import BlockHashToBlockMap
     from blockpool.integrations.vllm.hasher import get_request_block_hasher
+    from blockpool.integrations.vllm.managers import KVCacheManager
     from blockpool.integrations.vllm.pools import BlockPool, SharedEventQueueBlockPool
     from blockpool.integrations.vllm.queue import FreeKVCacheBlockQueue
     from blockpool.integrations.vllm.swap import (
@@ -32,6 +34,7 @@ __all__ = [
     "FreeKVCacheBlockQueue",
     "InstallError",
     "KVCacheBlock",
+    "KVCacheManager",
     "Replacement",
     "ShapeError",
     "SharedEventQueueBlockPool",
@@ -48,6 +51,7 @@ _HOMES = {
     "BlockPool": "pools",
     "FreeKVCacheBlockQueue": "queue",
     "KVCacheBlock": "block",
+    "KVCacheManager": "managers",
     "SharedEventQueueBlockPool": "pools",
     "get_request_block_hasher": "hasher",
 }

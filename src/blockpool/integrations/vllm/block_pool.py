@@ -238,41 +238,10 @@ class PoolOverBooks:
         count = num_full_blocks - num_cached_blocks
         if block_mask is not None and len(block_mask) != count:
             raise MaskLengthError(f"a mask of {len(block_mask)} for {count} blocks")
-        group: i64 = self.books.door.checked_group(kv_cache_group_id)
+        self.books.door.checked_group(kv_cache_group_id)
         hashes = full_hashes(request, num_cached_blocks, num_full_blocks, block_size // self.hash_block_size)
         ids = unhashed(self, blocks, num_cached_blocks, num_full_blocks, block_size, block_mask)
-        index = self.books.index
-        records = self.books.records
-        keep = self._keys
-        keep.tidy()
-        digests: list[bytes] = [h if len(h) == 32 else keep.keep(h) for h in hashes]
-        hs = vec[i64](capacity=count)
-        for digest in digests:
-            hs = append(hs, index.mix_at(digest, 0, group))
-        index.warm_slots(hs)
-        covered: i64 = num_cached_blocks * block_size
-        size: i64 = block_size
-        at: i64 = 0
-        if self.enable_kv_cache_events:
-            told = told_of(self, request, ids, hashes, num_cached_blocks, block_size, kv_cache_group_id)
-        else:
-            told = None
-        for b in ids:
-            covered += size
-            if b > 0:
-                if records.get(i64(b), FLAGS) & HASHED:
-                    self.books.forget(i64(b))
-                index.add(i64(b), digests[at], 0, group, covered, hs[at])
-            elif b < 0:
-                stray = blocks[num_cached_blocks + at]
-                forget_stray(self, stray)
-                self._strays.register(stray, hashes[at], group, covered)
-            at += 1
-        self.books.changes += 1
-        if self.enable_kv_cache_events:
-            publish_removed(self)
-            if told is not None:
-                publish(self, told)
+        register_ids(self, request, ids, blocks, hashes, num_cached_blocks, block_size, kv_cache_group_id)
 
     def cache_partial_block(
         self,
@@ -290,48 +259,19 @@ class PoolOverBooks:
         """
         must_cache(self, block_size)
         unit = self.hash_block_size
-        hashes: Any = request.block_hashes
         if num_tokens < unit or num_tokens % unit != 0 or num_tokens > MOST_TOKENS:
             raise RangeError(f"a boundary at {num_tokens} tokens is not a positive multiple of {unit} below 2**31")
         number = num_tokens // unit
-        if len(hashes) < number:
+        if len(request.block_hashes) < number:
             raise RangeError(
-                f"a boundary at {num_tokens} tokens needs {number} hashes, the request has {len(hashes)}"
+                f"a boundary at {num_tokens} tokens needs {number} hashes, the request has"
+                f" {len(request.block_hashes)}"
             )
-        group: i64 = self.books.door.checked_group(kv_cache_group_id)
+        self.books.door.checked_group(kv_cache_group_id)
         b = place_of(self, block)
         if b == 0:
             return None
-        block_hash: bytes = hashes[number - 1]
-        key = block_hash + kv_cache_group_id.to_bytes(4, "big")
-        self._keys.tidy()
-        digest = self._keys.keep(block_hash)
-        index = self.books.index
-        if not replace_existing_hashes and index.entry_of(b, digest, 0, group) != 0:
-            return key
-        told: Any = None
-        if self.enable_kv_cache_events:
-            parent: bytes | None = hashes[number - 2] if number > 1 else None
-            told = words().stored(
-                request,
-                [block_hash],
-                parent,
-                [(num_tokens - unit, num_tokens)],
-                (num_tokens - unit, num_tokens),
-                unit,
-                kv_cache_group_id,
-                self.num_hash_lookahead_tokens,
-                self.medium,
-            )
-        known = self.books.records.get(b, TOKENS)
-        if replace_existing_hashes or (known != 0 and known < num_tokens):
-            self.books.forget(b)
-        index.put(b, digest, 0, group, num_tokens)
-        self.books.changes += 1
-        if self.enable_kv_cache_events:
-            publish_removed(self)
-            publish(self, told)
-        return key
+        return register_boundary(self, request, int(b), num_tokens, kv_cache_group_id, replace_existing_hashes)
 
     def _insert_block_hash(
         self, block_hash_with_group_id: bytes, block: KVCacheBlock, num_tokens: int | None
@@ -510,6 +450,95 @@ def full_hashes(request: Any, first: int, last: int, factor: int) -> list[bytes]
     if last > len(given):  # a view, at the block size already
         raise RangeError(f"{last} blocks need {last} hashes, the request has {len(given)}")
     return [given[i] for i in range(first, last)]
+
+
+def register_ids(
+    pool: PoolOverBooks,
+    request: Any,
+    ids: vec[i32],
+    blocks: list[Any],
+    hashes: list[bytes],
+    first: int,
+    block_size: int,
+    group_id: int,
+) -> None:
+    """Register the blocks at first, first+1, … of a request's table under their hashes, with events.
+
+    An id of 0 is skipped; -1 stands for the block in `blocks` at that position, which belongs to no pool.
+    """
+    index = pool.books.index
+    records = pool.books.records
+    keep = pool._keys
+    keep.tidy()
+    digests: list[bytes] = [h if len(h) == 32 else keep.keep(h) for h in hashes]
+    group: i64 = group_id
+    hs = vec[i64](capacity=len(digests))
+    for digest in digests:
+        hs = append(hs, index.mix_at(digest, 0, group))
+    index.warm_slots(hs)
+    covered: i64 = first * block_size
+    size: i64 = block_size
+    at: i64 = 0
+    told: Any = None
+    if pool.enable_kv_cache_events:
+        told = told_of(pool, request, ids, hashes, first, block_size, group_id)
+    for b in ids:
+        covered += size
+        if b > 0:
+            if records.get(i64(b), FLAGS) & HASHED:
+                pool.books.forget(i64(b))
+            index.add(i64(b), digests[at], 0, group, covered, hs[at])
+        elif b < 0:
+            stray = blocks[first + at]
+            forget_stray(pool, stray)
+            pool._strays.register(stray, hashes[at], group, covered)
+        at += 1
+    pool.books.changes += 1
+    if pool.enable_kv_cache_events:
+        publish_removed(pool)
+        if told is not None:
+            publish(pool, told)
+
+
+def register_boundary(
+    pool: PoolOverBooks, request: Any, block: int, num_tokens: int, group_id: int, replaces: bool
+) -> bytes:
+    """Register a block as far as a boundary inside it, with events. The key."""
+    unit = pool.hash_block_size
+    number = num_tokens // unit
+    hashes: Any = request.block_hashes
+    block_hash: bytes = hashes[number - 1]
+    key = block_hash + group_id.to_bytes(4, "big")
+    pool._keys.tidy()
+    digest = pool._keys.keep(block_hash)
+    index = pool.books.index
+    b: i64 = block
+    group: i64 = group_id
+    if not replaces and index.entry_of(b, digest, 0, group) != 0:
+        return key
+    told: Any = None
+    if pool.enable_kv_cache_events:
+        parent: bytes | None = hashes[number - 2] if number > 1 else None
+        told = words().stored(
+            request,
+            [block_hash],
+            parent,
+            [(num_tokens - unit, num_tokens)],
+            (num_tokens - unit, num_tokens),
+            unit,
+            group_id,
+            pool.num_hash_lookahead_tokens,
+            pool.medium,
+        )
+    known = pool.books.records.get(b, TOKENS)
+    if replaces or (known != 0 and known < num_tokens):
+        pool.books.forget(b)
+    index.put(b, digest, 0, group, num_tokens)
+    pool.books.changes += 1
+    if pool.enable_kv_cache_events:
+        publish_removed(pool)
+        publish(pool, told)
+    return key
 
 
 def forget_stray(pool: PoolOverBooks, block: KVCacheBlock) -> bool:

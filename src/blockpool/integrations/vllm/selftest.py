@@ -99,7 +99,7 @@ def check(tell: Callable[[str], None] = lambda stage: None) -> CheckReport:
                 found.compared(f"block hashes, {name}", *_compare_digests(name, function))
             tell("timing")
             if not found.differences():
-                _race_all(found, functions)
+                _race_all(found, functions, with_manager=len(replaced) > len(ORIGINALS))
     build = build_info()
     return CheckReport(
         vllm_version=version,
@@ -163,14 +163,14 @@ def _quiet() -> Iterator[None]:
 @contextmanager
 def _own_in_place() -> Iterator[None]:
     """vLLM's own classes in their place, and in the end what was there before."""
-    was_installed = is_installed()
+    was_installed, with_manager = is_installed(), is_installed(manager=True)
     uninstall()
     try:
         yield
     finally:
         uninstall()
         if was_installed:
-            install(force=True)
+            install(force=True, manager=with_manager)
 
 
 def _try_install(found: Findings) -> tuple[str | None, list[Replacement]]:
@@ -187,8 +187,19 @@ def _try_install(found: Findings) -> tuple[str | None, list[Replacement]]:
             refused = refused or str(error)
         else:
             uninstall()
-            return refused, replaced
+            return refused, _with_manager(found, force) or replaced
     return refused, []
+
+
+def _with_manager(found: Findings, force: bool) -> list[Replacement]:
+    """What is replaced with our KVCacheManager too; nothing when that is refused."""
+    try:
+        replaced = install(force, manager=True)
+    except InstallError as error:
+        found.left_out.append(f"blockpool's KVCacheManager: {_in_short(error)}")
+        return []
+    uninstall()
+    return replaced
 
 
 def _both(name: str) -> tuple[Any, Any]:
@@ -275,7 +286,7 @@ def _kinds_of_requests() -> Iterator[tuple[str, list[int], dict[str, Any]]]:
     yield "fewer tokens than a block", [1, 2, 3], {}
 
 
-def _race_all(found: Findings, functions: dict[str, Callable[[Any], bytes]]) -> None:
+def _race_all(found: Findings, functions: dict[str, Callable[[Any], bytes]], with_manager: bool) -> None:
     own, ours = _both("BlockPool")
     found.race("allocate and free 1,000 blocks", lambda: allocate_and_free(own), lambda: allocate_and_free(ours))
     found.race(
@@ -291,11 +302,13 @@ def _race_all(found: Findings, functions: dict[str, Callable[[Any], bytes]]) -> 
                 lambda function=function: hash_prompt(ours, function),  # type: ignore[misc]
             )
     with _seeded(functions["sha256"]):
-        _race_managers(found, functions["sha256"])
+        _race_managers(found, functions["sha256"], "KVCacheManager", manager=False)
+        if with_manager:
+            _race_managers(found, functions["sha256"], "blockpool's KVCacheManager", manager=True)
 
 
-def _race_managers(found: Findings, function: Callable[[Any], bytes]) -> None:
-    """vLLM's KVCacheManager on its own pool, and on ours, installed for that: both must give it the same blocks."""
+def _race_managers(found: Findings, function: Callable[[Any], bytes], name: str, manager: bool) -> None:
+    """vLLM's KVCacheManager on its own pool, and on ours, or our manager: both must give the same blocks."""
     cycles: list[ManagerCycle] = []
 
     def on_own() -> Work:
@@ -303,32 +316,32 @@ def _race_managers(found: Findings, function: Callable[[Any], bytes]) -> None:
         return cycles[-1].work
 
     def on_ours() -> Work:
-        with _installed():
+        with _installed(manager):
             cycles.append(ManagerCycle(function))
-        return _while_installed(cycles[-1].work)
+        return _while_installed(cycles[-1].work, manager)
 
-    found.race("one prompt of 8,192 tokens through KVCacheManager", on_own, on_ours)
+    found.race(f"one prompt of 8,192 tokens through {name}", on_own, on_ours)
     if len(cycles) == 2:
         theirs, ours = (cycle.seen for cycle in cycles)
         difference = None
         try:
-            same("prompt", "KVCacheManager", theirs, ours)
+            same("prompt", name, theirs, ours)
         except Differ as differ:
             difference = differ.difference
-        found.compared("prompts through KVCacheManager", len(theirs), difference)
+        found.compared(f"prompts through {name}", len(theirs), difference)
 
 
-def _while_installed(work: Work) -> Work:
+def _while_installed(work: Work, manager: bool) -> Work:
     def installed_work() -> int:
-        with _installed():
+        with _installed(manager):
             return work()
 
     return installed_work
 
 
 @contextmanager
-def _installed() -> Iterator[None]:
-    install(force=True)
+def _installed(manager: bool) -> Iterator[None]:
+    install(force=True, manager=manager)
     try:
         yield
     finally:

@@ -31,6 +31,8 @@ ORIGINALS = (
     Original("vllm.v1.core.kv_cache_utils", "get_request_block_hasher"),
     Original("vllm.v1.hisparse.block_pool", "SharedEventQueueBlockPool"),
 )
+#: What `install(manager=True)` replaces beside those.
+MANAGER_ORIGINALS = (Original("vllm.v1.core.kv_cache_manager", "KVCacheManager"),)
 #: Private methods that vLLM calls from other modules than the class's own.
 CALLED_FROM_OUTSIDE = frozenset({"_insert_block_hash", "_maybe_evict_cached_block"})
 
@@ -76,17 +78,18 @@ class Shape(msgspec.Struct, frozen=True):
 _own: dict[Original, Any] = {}
 
 
-def install(force: bool = False) -> list[Replacement]:
+def install(force: bool = False, manager: bool = False) -> list[Replacement]:
     """Put ours in vLLM's place in every module that is imported now or later. Again: nothing more happens.
 
     To be called before an engine is built: one that exists keeps its pool, and is not to be used any more, since
     vLLM's pool would meet our classes. `force` accepts a version that was not tested and parameters that differ.
+    `manager`: its KVCacheManager too, not the pool and the hasher alone.
 
     Raises VLLMNotFoundError, UntestedVersionError or ShapeError, and has changed nothing then.
     """
-    if not is_installed():
+    if not is_installed(manager):
         check_version(force)
-        own = own_objects()
+        own = own_objects(manager)
         _check_shape(own, force)
         _replace({id(theirs): _ours(original) for original, theirs in own.items()})
         _own.update(own)
@@ -100,16 +103,23 @@ def uninstall() -> None:
     forget_kept()
 
 
-def is_installed() -> bool:
-    """Whether ours are where vLLM defines its own."""
-    return bool(_own) and all(
-        getattr(sys.modules.get(original.module), original.name, None) is _ours(original) for original in ORIGINALS
+def is_installed(manager: bool = False) -> bool:
+    """Whether ours are where vLLM defines its own; with `manager`, whether the KVCacheManager is as well."""
+    return all(
+        original in _own and getattr(sys.modules.get(original.module), original.name, None) is _ours(original)
+        for original in originals(manager)
     )
+
+
+def originals(manager: bool) -> tuple[Original, ...]:
+    """What is replaced: pool and hasher, and with `manager` the KVCacheManager."""
+    return ORIGINALS + MANAGER_ORIGINALS if manager else ORIGINALS
 
 
 def replacements() -> list[Replacement]:
     """Where ours are now, or, if they are not installed, where they would be."""
-    sought = {original: _ours(original) for original in ORIGINALS} if is_installed() else own_objects()
+    there = originals(is_installed(manager=True))
+    sought = {original: _ours(original) for original in there} if is_installed() else own_objects()
     held = [set(map(id, _names(module).values())) for module in _modules_of_vllm()]
     return [
         Replacement(*original, num_modules=sum(id(value) in ids for ids in held))
@@ -140,11 +150,17 @@ def check_version(force: bool = False) -> str:
     return version
 
 
-def own_objects() -> dict[Original, Any]:
+def own_manager() -> Any:
+    """vLLM's own KVCacheManager, whether ours is in its place or not."""
+    (original,) = MANAGER_ORIGINALS
+    return _own[original] if original in _own else getattr(_import(original.module), original.name)
+
+
+def own_objects(manager: bool = False) -> dict[Original, Any]:
     """vLLM's own, whether ours are in their place or not. Raises ShapeError when one is missing."""
     own: dict[Original, Any] = {}
     missing = []
-    for original in ORIGINALS:
+    for original in originals(manager):
         module = _import(original.module)
         found = getattr(module, original.name, None)
         if found is not None and found is _ours(original):

@@ -1,0 +1,113 @@
+"""The fields of a `config.json`, each asked for by name and type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .errors import ModelError
+
+FILE_NAME = "config.json"
+# Where models that also see or hear keep the part that writes text.
+TEXT_PART = "text_config"
+
+
+class HFConfig:
+    """A configuration and, for what it leaves out, the values of its class in Hugging Face's `transformers`.
+
+    Fields are those of the part that writes text, where there is one. An explicit `null` is a value: none.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], name: str) -> None:
+        part = fields.get(TEXT_PART)
+        self.name = name
+        self.whole = fields
+        self.fields: Mapping[str, Any] = part if isinstance(part, Mapping) else fields
+        self.defaults: Mapping[str, Any] = {}
+
+    def error(self, field: str, what: str) -> ModelError:
+        return ModelError(f"{self.name}: {field}: {what}")
+
+    def get(self, field: str) -> Any:
+        """The value; None for `null`, and when it is left out and the class has none."""
+        return self.fields[field] if field in self.fields else self.defaults.get(field)
+
+    def get_anywhere(self, *fields: str) -> Any:
+        """The first of these fields that is there, in the part that writes text or beside it."""
+        for field in fields:
+            for place in (self.fields, self.whole):
+                if place.get(field) is not None:
+                    return place[field]
+        return None
+
+    def count(self, field: str, least: int = 1) -> int:
+        """An int of at least `least`. Raises ModelError for anything else, and when it is left out."""
+        value = self.optional_count(field, least)
+        if value is None:
+            raise self.error(field, "missing")
+        return value
+
+    def optional_count(self, field: str, least: int = 1) -> int | None:
+        value = self.get(field)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.error(field, f"expected an int of at least {least}, not {value!r}")
+        return value
+
+    def flag(self, field: str) -> bool:
+        """Left out means false."""
+        value = self.get(field)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(field, f"expected true or false, not {value!r}")
+        return bool(value)
+
+    def optional_text(self, field: str) -> str | None:
+        value = self.get(field)
+        if value is not None and not isinstance(value, str):
+            raise self.error(field, f"expected text, not {value!r}")
+        return value
+
+    def optional_list(self, field: str, length: int) -> list[Any] | None:
+        """A list with one entry per layer; None when it is left out, null or empty."""
+        value = self.get(field)
+        if value is None or value == []:
+            return None
+        if not isinstance(value, list) or len(value) != length:
+            raise self.error(field, f"expected a list with one entry for each of the {length} layers")
+        return value
+
+    @property
+    def architecture(self) -> str:
+        """The class of the model. Raises ModelError when the configuration does not name one."""
+        names = self.whole.get("architectures")
+        if not isinstance(names, Sequence) or isinstance(names, str) or not names or not isinstance(names[0], str):
+            raise self.error("architectures", 'expected a list such as ["LlamaForCausalLM"]')
+        return names[0]
+
+
+def read_hf_config(source: str | Path | Mapping[str, Any]) -> HFConfig:
+    """A configuration from its file, from the folder that holds it, or from what was read already.
+
+    Raises ModelError when it cannot be read or is no JSON object.
+    """
+    if isinstance(source, Mapping):
+        return HFConfig(source, "config")
+    path = Path(source)
+    try:
+        if path.is_dir():
+            path = path / FILE_NAME
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ModelError(f"{str(path)!r}: cannot be read: {reason}") from error
+    try:
+        fields = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelError(f"{path}: not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ModelError(f"{path}: expected a JSON object, the config.json of a model")
+    return HFConfig(fields, str(path))

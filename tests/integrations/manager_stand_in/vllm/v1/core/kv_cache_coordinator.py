@@ -1,0 +1,13 @@
+from abc import ABC
+
+
+class UnitaryKVCacheCoordinator(ABC):
+    pass
+
+
+class HybridKVCacheCoordinator(ABC):
+    pass
+
+
+class KVCacheCoordinatorNoPrefixCache(ABC):
+    pass
