@@ -1,4 +1,4 @@
-"""Our KVCacheManager as vLLM's scheduler calls it. That it is the same as vLLM's is shown where vLLM is: compat/vllm."""
+"""Our KVCacheManager as vLLM's scheduler calls it. That it is the same as vLLM's own is shown in compat/vllm."""
 
 from __future__ import annotations
 

@@ -274,11 +274,10 @@ class CoordinatorView:
 
 
 @cache
-def view_class(base: type, name: str) -> type:
-    """A view that passes for vLLM's class of that name, for those who ask what it is an instance of."""
-    module = "vllm.v1.core." + ("kv_cache_coordinator" if base is CoordinatorView else "single_type_kv_cache_manager")
-    made = type(name, (base,), {"__module__": __name__})
-    getattr(import_module(module), name).register(made)
+def view_class(base: type, theirs: Any) -> type:
+    """A view that passes for vLLM's class, for those who ask what it is an instance of."""
+    made = type(theirs.__name__, (base,), {"__module__": __name__})
+    theirs.register(made)
     return made
 
 
@@ -286,7 +285,7 @@ def group_view(own: ManagerOverBooks, group_id: int) -> GroupView:
     group = own.kv_cache_config.kv_cache_groups[group_id]
     registry: Any = import_module("vllm.v1.kv_cache_spec_registry").KVCacheSpecRegistry
     theirs = registry.get_manager_class(group.kv_cache_spec, group.role)
-    made: GroupView = view_class(GroupView, theirs.__name__)(own, group_id)
+    made: GroupView = view_class(GroupView, theirs)(own, group_id)
     return made
 
 
@@ -294,7 +293,8 @@ def coordinator_of(own: ManagerOverBooks) -> CoordinatorView:
     name = "UnitaryKVCacheCoordinator" if own.num_kv_cache_groups == 1 else "HybridKVCacheCoordinator"
     if not own.enable_caching:
         name = "KVCacheCoordinatorNoPrefixCache"
-    made: CoordinatorView = view_class(CoordinatorView, name)(own)
+    theirs = getattr(import_module("vllm.v1.core.kv_cache_coordinator"), name)
+    made: CoordinatorView = view_class(CoordinatorView, theirs)(own)
     return made
 
 

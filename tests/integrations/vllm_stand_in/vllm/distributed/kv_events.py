@@ -15,6 +15,8 @@ class BlockStored(msgspec.Struct):
     group_idx: int | None = None
     session_id: str | None = None
     lookahead_token_ids: Any = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
 
 
 class BlockRemoved(msgspec.Struct):

@@ -1,13 +1,5 @@
-from abc import ABC
+from abc import ABCMeta
 
-
-class UnitaryKVCacheCoordinator(ABC):
-    pass
-
-
-class HybridKVCacheCoordinator(ABC):
-    pass
-
-
-class KVCacheCoordinatorNoPrefixCache(ABC):
-    pass
+UnitaryKVCacheCoordinator = ABCMeta("UnitaryKVCacheCoordinator", (), {"__module__": __name__})
+HybridKVCacheCoordinator = ABCMeta("HybridKVCacheCoordinator", (), {"__module__": __name__})
+KVCacheCoordinatorNoPrefixCache = ABCMeta("KVCacheCoordinatorNoPrefixCache", (), {"__module__": __name__})
