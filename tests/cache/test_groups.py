@@ -1072,18 +1072,6 @@ class TestAborts:
         assert hit_length(manager, 9) == 8
         assert manager.pool.get_num_free_blocks() == 30
 
-    def test_a_pin_is_no_sharer(self) -> None:
-        manager = cache(30, FULL)
-        manager.begin_step(0)
-        r = request("r", 9)
-        compute(manager, r)
-        assert manager.pin(r, "owner").num_tokens == 8
-        manager.free(r)
-        manager.acknowledge(0)
-        assert hit_length(manager, 9) == 0
-        assert (manager.unpin("owner"), manager.pool.get_num_free_blocks()) == (2, 30)
-        audit(manager)
-
     def test_a_second_free_changes_nothing(self) -> None:
         manager = cache(30, FULL, STATE)
         manager.begin_step(0)

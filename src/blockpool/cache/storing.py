@@ -145,8 +145,7 @@ class Storing:
         for one in registered:
             manager = one.manager
             for b in one.blocks:
-                pins = manager.pool.holds.count(int(b))  # that keep what is not to be found any more
-                own = (2 if (manager.group_id, int(b)) in copied else 1) + pins
+                own = 2 if (manager.group_id, int(b)) in copied else 1
                 if b != 0 and manager.pool.records.get(i64(b), REF) > own:
                     raise RequestError(
                         f"request {request_id!r}: block {b}, which step {step.step_id} is to write for it, is shared"
