@@ -481,7 +481,14 @@ class Engine:
         if live is not None and live.model.in_flight == 0:
             m = live.model
             self.manager.cache_blocks(live.request, m.computed)
+            step = self.model.steps[-1] if self.model.steps else None
+            registered, waiting = (len(step.registrars), list(step.waiting)) if step else (0, [])
             self.model.register(m, min(m.computed, len(m.tokens)), 0, 0)
+            if step:  # computed already: not to be taken back when the request leaves
+                step.registrars[registered:] = [owner + "'" for owner in step.registrars[registered:]]
+                for entry in step.waiting:
+                    if not any(entry is known for known in waiting):
+                        entry.owner += "'"
 
     def look_and_wait(self) -> None:
         """What a lookup promises for the time when the steps in flight have run."""

@@ -1072,6 +1072,29 @@ class TestAborts:
         assert hit_length(manager, 9) == 8
         assert manager.pool.get_num_free_blocks() == 30
 
+    def test_a_pin_is_a_sharer(self) -> None:
+        manager = cache(30, FULL)
+        manager.begin_step(0)
+        r = request("r", 9)
+        compute(manager, r)
+        assert manager.pin(r, "owner").num_tokens == 8
+        with pytest.raises(RequestError, match="'r'"):
+            manager.free(r)
+        manager.free(r, after=0)
+        manager.acknowledge(0)
+        assert hit_length(manager, 9) == 8
+        assert (manager.unpin("owner"), manager.pool.get_num_free_blocks()) == (2, 30)
+
+    def test_what_was_computed_before_stays(self) -> None:
+        manager = cache(30, FULL)
+        r = request("r", 9)
+        compute(manager, r, delay_cache_blocks=True)
+        manager.begin_step(0)
+        manager.cache_blocks(r, 8)
+        assert manager.pin(r, "owner").num_tokens == 8
+        manager.free(r)
+        assert hit_length(manager, 9) == 8
+
     def test_a_second_free_changes_nothing(self) -> None:
         manager = cache(30, FULL, STATE)
         manager.begin_step(0)

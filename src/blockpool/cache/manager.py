@@ -575,7 +575,12 @@ class KVCacheManager:
             raise RequestError(f"request {request.request_id!r}: {num_computed_tokens} computed tokens")
         if self.enable_caching and not request.no_store and request.request_id in self.managers[0].tables:
             request.must_fit(self.pool)
-            self.storing.register(request, min(num_computed_tokens, request.num_tokens), 0, self._steps.current)
+            step = self._steps.current
+            planned = None if step is None else step.take(request.request_id)
+            self.storing.register(request, min(num_computed_tokens, request.num_tokens), 0, step)
+            if step is not None and planned is not None:  # what is computed already stays when the request leaves
+                step.keep(request.request_id)
+                step.registered[request.request_id], step.waiting[request.request_id] = planned
 
     def next_checkpoint(self, request: Request, hit: Hit | None = None) -> int | None:
         """The next token at which a step should end, so that states are there for those who come later: the prompt's

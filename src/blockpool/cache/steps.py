@@ -70,6 +70,10 @@ class Step:
     def all_waiting(self) -> list[Waiting]:
         return self.kept_waiting + [waiting for some in self.waiting.values() for waiting in some]
 
+    def take(self, request_id: str) -> tuple[list[Registered], list[Waiting]]:
+        """What the step is to write for a request, out of its books."""
+        return self.registered.pop(request_id, []), self.waiting.pop(request_id, [])
+
     def keep(self, request_id: str) -> None:
         """The request is gone, and the step computes it all the same: what it left is nobody's to take back alone."""
         self.kept += self.registered.pop(request_id, [])
