@@ -714,6 +714,21 @@ class TestCopies:
         assert manager.pool.get_num_free_blocks() == 20
         audit(manager)
 
+    def test_what_a_cancelled_step_moved_is_not_put_back_into_another_life(self) -> None:
+        manager, r = self.start()
+        manager.begin_step(1)
+        compute(manager, r)  # moves the entry of the state after 12 tokens
+        manager.free(r)
+        r.num_computed_tokens = 0
+        compute(manager, r)  # a hit on that entry, with a copy of its own
+        manager.cancel_step(1)
+        r.num_computed_tokens = 12
+        manager.begin_step(1)
+        assert manager.managers[1].tables["r"].tail_block == 0
+        plan = manager.plan(r, 1)
+        assert isinstance(plan, AllocationPlan)
+        assert plan.num_copies == 0
+
     def test_the_tail_is_registered_where_hits_may_end_inside_blocks_only(self) -> None:
         manager = cache(30, FullAttentionSpec(8), window(9, 8), unit=4)
         assert manager.alignment == 8

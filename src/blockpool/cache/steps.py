@@ -43,6 +43,7 @@ class Moved:
     def __init__(self, manager: SingleTypeKVCacheManager, request_id: str, source: int, target: int) -> None:
         self.manager = manager
         self.request_id = request_id
+        self.table = manager.tables[request_id]
         self.source = source
         self.target = target
 

@@ -169,9 +169,8 @@ class Storing:
                 manager.unregister(revoked)
         for moved in reversed(step.moved):
             self.move_tail(moved.manager, moved.target, moved.source, in_flight)
-            held = moved.manager.tables.get(moved.request_id)
-            if held is not None:
-                held.tail_block = moved.source
+            if moved.manager.tables.get(moved.request_id) is moved.table:
+                moved.table.tail_block = moved.source
         for waiting in step.all_waiting():
             self.waiting.remove(waiting)
             table = waiting.manager.tables.get(waiting.request.request_id)
