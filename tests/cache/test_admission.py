@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockpool.cache import AllocationPlan, KVCacheManager, Refusal, RefusalReason, Request
+from blockpool.cache import AllocationPlan, KVCacheManager, Refusal, RefusalReason, Request, RequestError
 from blockpool.managers import FullAttentionSpec, MambaSpec
 from tests.cache.groups import FULL, STATE, audit, cache, compute, group, hit_length, request, window
 
@@ -132,3 +132,35 @@ def test_a_pin_is_verified_too() -> None:
     assert manager.pin(impostor, "owner").num_tokens == 0
     assert manager.num_collisions == 1
     assert manager.pin(a, "owner").num_tokens == 8
+
+
+def test_another_request_of_the_same_id_is_refused() -> None:
+    manager = cache(20, FULL)
+    compute(manager, request("a", 9), 4)
+    with pytest.raises(RequestError, match="another request of that id"):
+        manager.plan(request("a", 9), 5)
+
+
+class Broken:
+    """A metrics hook that fails at every touch."""
+
+    def on_allocated(self, block_id: int) -> None: ...
+
+    def on_evicted(self, block_id: int, had_hash: bool) -> None: ...
+
+    def on_accessed(self, block_id: int) -> None:
+        raise KeyError(block_id)
+
+
+def test_a_commit_with_a_copy_is_whole_when_a_hook_fails() -> None:
+    manager = cache(20, FullAttentionSpec(8), unit=2, metrics=Broken())
+    compute(manager, request("a", 7, 2))
+    b = request("b", [*range(6), 50], 2)
+    hit = manager.get_computed_blocks(b)
+    with pytest.raises(BaseExceptionGroup, match="callbacks"):
+        manager.allocate_slots(b, 1, new_computed_blocks=hit)
+    assert [(copy.src_block_id, copy.dst_block_id) for copy in manager.take_block_copies()] == [(1, 2)]
+    assert manager.free("a")
+    assert manager.free("b")
+    assert manager.pool.get_num_free_blocks() == 20
+    audit(manager)
