@@ -72,11 +72,14 @@ def test_a_request_goes_on_without_its_cache_entry_where_there_can_be_no_copy() 
     audit(manager)
 
 
-def test_the_same_while_the_entry_still_waits() -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_the_same_while_the_entry_still_waits(late: bool) -> None:
     manager = cache((9, 1), FullAttentionSpec(8), group(MambaSpec(8, 0, "align"), pool=1), unit=4)
     r = request("r", 5)
     manager.begin_step(0)
-    compute(manager, r, 4)
+    compute(manager, r, 4, delay_cache_blocks=late)
+    if late:
+        manager.cache_blocks(r, 4)
     manager.begin_step(1)
     compute(manager, r)
     manager.acknowledge(0)

@@ -235,9 +235,9 @@ class Storing:
             return
         self.waiting.remove(waiting)
         for step in in_flight:
-            some = step.waiting.get(waiting.request.request_id, [])
-            if waiting in some:
-                some.remove(waiting)
+            for some in (step.waiting.get(waiting.request.request_id, []), step.kept_waiting):
+                if waiting in some:
+                    some.remove(waiting)
 
     def move_tail(
         self, manager: SingleTypeKVCacheManager, source: int, target: int, in_flight: Sequence[Step]
