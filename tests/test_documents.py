@@ -173,6 +173,7 @@ def parse(arguments: list[str], where: str) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in MEASURED], ids=name)
 def test_what_a_page_shows_is_what_happens(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))  # models by name are those of the catalogue
     run = Run(page)
     for block in blocks(page):
         run.block(block)

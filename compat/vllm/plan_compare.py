@@ -19,7 +19,14 @@ from typing import Any
 
 from blockpool.models import lay_out, read_model
 
-CONFIGS = Path(__file__).parents[2] / "tests/models/configs"
+CONFIGS = Path(__file__).parents[2] / "src/blockpool/models/catalogue"
+# One or two of each architecture; the others are planned the same way, and any of them can be given.
+COMPARED = (
+    *("llama-3.1-8b", "mistral-7b-v0.1", "mistral-7b-v0.3", "qwen2.5-7b", "qwen3-8b"),
+    *("gemma-2-9b", "gemma-3-4b", "gemma-3-27b", "llama-4-scout", "gpt-oss-20b"),
+    *("deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "whisper-large-v3"),
+    *("qwen3-next-80b", "jamba-v0.1", "nemotron-h-8b"),
+)
 MEMORY_BYTES = 40 << 30
 MAX_MODEL_LEN = 4096
 # vLLM's CPU kernels take blocks of windows and of states in steps of 32 tokens, where a GPU's take 16; its CPU kernel
@@ -43,7 +50,7 @@ CASES = [("auto", 1), ("auto", 4), ("fp8", 1)]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("configs", nargs="*", type=Path, default=sorted(CONFIGS.glob("*.json")))
+    parser.add_argument("configs", nargs="*", type=Path, default=[CONFIGS / f"{stem}.json" for stem in COMPARED])
     parser.add_argument("--theirs", nargs=3, metavar=("CONFIG", "DTYPE", "RANKS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.theirs:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import gcd
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -52,6 +55,39 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
         for pool in range(num_pools):
             if all(group.pool != pool for group in self.kv_cache_groups):
                 raise ConfigError(f"pool {pool} belongs to no group")
+
+    @classmethod
+    def from_hf_config(
+        cls,
+        source: str | Path | Mapping[str, Any],
+        *,
+        memory_bytes: int,
+        block_size: int = 16,
+        hash_block_size: int | None = None,
+        digest_size: int = 32,
+        retention_interval: int | None = None,
+        partial_hits: bool = True,
+        **options: Any,
+    ) -> KVCacheConfig:
+        """The cache of a model in so many bytes on each rank, planned as vLLM plans it.
+
+        `source`: its `config.json` (file, folder or content), or its name, see `blockpool.models.find_model`.
+        `block_size`: see `blockpool.models.lay_out`. `options`: those of `blockpool.models.read_model`, such as
+        `kv_cache_dtype` and `tensor_parallel_size`. Raises `blockpool.models.ModelError`, and ConfigError.
+        """
+        from blockpool.models import lay_out, read_model  # whoever has groups needs no models
+
+        if not is_int(memory_bytes, 0):
+            raise ConfigError(f"memory_bytes must be an int of at least 0 bytes, not {memory_bytes!r}")
+        layout = lay_out(read_model(source, **options), block_size=block_size)
+        return cls(
+            layout.num_blocks(memory_bytes),
+            layout.kv_cache_groups,
+            hash_block_size=hash_block_size,
+            digest_size=digest_size,
+            retention_interval=retention_interval,
+            partial_hits=partial_hits,
+        )
 
     @property
     def pool_sizes(self) -> tuple[int, ...]:

@@ -167,11 +167,12 @@ def read_model(
     mamba_ssm_cache_dtype: str = "auto",
     prefix_caching: bool = True,
 ) -> ModelCache:
-    """What the layers of a model keep on one rank, by its `config.json` (the file, its folder, or its content).
+    """What the layers of a model keep on one rank, by its `config.json`: the file, its folder, its content, or the
+    model's name (see `find_model`).
 
     `kv_cache_dtype` is one of KV_CACHE_DTYPES; the dtypes of states "auto", "float16", "bfloat16" or "float32".
-    Without `prefix_caching` a state is kept for the running request only. Raises UnknownArchitecture, and ModelError
-    for what cannot be read or does not fit the model.
+    Without `prefix_caching` a state is kept for the running request only. Raises UnknownModel,
+    UnknownArchitecture, and ModelError for what cannot be read or does not fit the model.
     """
     config = read_hf_config(source)
     architecture = _architecture_of(config)

@@ -7,3 +7,7 @@ class ModelError(ValueError):
 
 class UnknownArchitecture(ModelError):
     """A model whose layers this room does not know; its groups can still be given as text."""
+
+
+class UnknownModel(ModelError):
+    """A name that is no file, and no model known on this machine, or that several models have."""

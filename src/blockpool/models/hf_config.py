@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from .errors import ModelError
+from .find import FILE_NAME, find_model
 
-FILE_NAME = "config.json"
 # Where models that also see or hear keep the part that writes text.
 TEXT_PART = "text_config"
 
@@ -90,13 +90,14 @@ class HFConfig:
 
 
 def read_hf_config(source: str | Path | Mapping[str, Any]) -> HFConfig:
-    """A configuration from its file, from the folder that holds it, or from what was read already.
+    """A configuration from its file, from the folder that holds it, by the model's name (`find_model`), or from what
+    was read already.
 
     Raises ModelError when it cannot be read or is no JSON object.
     """
     if isinstance(source, Mapping):
         return HFConfig(source, "config")
-    path = Path(source)
+    path = find_model(source).path if isinstance(source, str) else Path(source)
     try:
         if path.is_dir():
             path = path / FILE_NAME
