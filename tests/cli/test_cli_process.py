@@ -32,11 +32,11 @@ def test_help_reads_like_a_table_of_contents():
     result = run("--help")
     assert result.returncode == 0
     text = result.stdout.decode()
-    for name in ("replay", "audit", "version", "vllm"):
+    for name in ("replay", "plan", "audit", "version", "vllm"):
         assert f"\n  {name} " in text
 
 
-@pytest.mark.parametrize("name", ["replay", "audit", "version"])
+@pytest.mark.parametrize("name", ["replay", "plan", "audit", "version"])
 def test_the_help_of_a_command_has_an_example(name: str):
     result = run(name, "-h")
     assert result.returncode == 0
@@ -50,7 +50,7 @@ def test_help_imports_nothing_heavy():
         "sys.argv = ['blockpool', '--help']\n"
         "try:\n    main()\n"
         "except SystemExit:\n    pass\n"
-        "print(sorted({'numpy', 'blockpool.replay', 'blockpool.pool'} & set(sys.modules)))"
+        "print(sorted({'numpy', 'blockpool.replay', 'blockpool.pool', 'blockpool.models'} & set(sys.modules)))"
     )
     result = subprocess.run(run_python(program), capture_output=True, check=True)
     assert result.stdout.decode().splitlines()[-1] == "[]"

@@ -73,10 +73,15 @@ def test_the_json_of_a_run(trace: str):
         "prompt_tokens": prompt_tokens,
         "hit_tokens": 512 * (0 + 1 + 2 + 3 + 4 + 5),
         "hit_rate": 512 * 15 / prompt_tokens,
+        "reusable_tokens": 512 * (0 + 1 + 2 + 3 + 4 + 5),
         "evicted_blocks": 0,
         "evicted_unused_blocks": 0,
         "peak_held_blocks": 7,
         "trace_requests": 6,
+        "groups": [
+            {"kind": "full:512", "block_size": 512, "held_at_peak": 7, "evicted_blocks": 0, "cached_blocks": 6}
+        ],
+        "losses": [],
         "interrupted": False,
     }
 

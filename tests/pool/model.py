@@ -43,6 +43,7 @@ class ModelPool:
         self.events: list[Any] = []
         self.evicted = 0
         self.evicted_unused = 0
+        self.evicted_by_group: dict[int, int] = {}
 
     # -- hashes ---------------------------------------------------------------------------------------
 
@@ -108,6 +109,10 @@ class ModelPool:
             found.append(self.index[digest, group][0])
         return found
 
+    def cached_by_group(self) -> dict[int, int]:
+        groups = [hashes[0][0][1] for hashes in self.hashes if hashes]
+        return {group: groups.count(group) for group in groups}
+
     # -- references -----------------------------------------------------------------------------------
 
     def get_new_blocks(self, n: int) -> list[int]:
@@ -118,6 +123,8 @@ class ModelPool:
         for block in out:
             if self.hashes[block]:
                 self.evicted += 1
+                group = self.hashes[block][0][0][1]
+                self.evicted_by_group[group] = self.evicted_by_group.get(group, 0) + 1
                 self.evicted_unused += not self.used[block]
             self.drop(block)
         for block in out:

@@ -277,6 +277,8 @@ class PoolMachine(RuleBasedStateMachine):
         counters = pool.counters
         assert (counters.evicted_blocks, counters.evicted_unused_blocks) == (model.evicted, model.evicted_unused)
         assert counters.late_releases == model.late
+        assert counters.evicted_by_group == model.evicted_by_group
+        assert pool.get_cached_by_group() == model.cached_by_group()
         usage = pool.get_usage_parts()
         assert usage.free == len(model.queue)
         assert usage.cached == sum(1 for b in model.queue if model.hashes[b])

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from blockpool.replay import DigestedTrace, RunResult, replay
+from blockpool.replay import DigestedTrace, RunResult
 from blockpool.traces import Trace, TraceRequest, read_traces
 
-from .trace_makers import ids_request, tokens_request, trace_of
+from .trace_makers import ids_request, replay_full, tokens_request, trace_of
 
 MOONCAKE = Path(__file__).parents[2] / "../shared/traces/mooncake/conversation_trace.jsonl"
 
 
 def run(*requests: TraceRequest, num_blocks: int = 100, block_size: int = 4) -> RunResult:
-    return replay(DigestedTrace(trace_of(*requests), block_size), num_blocks=num_blocks, block_size=block_size)
+    return replay_full(DigestedTrace(trace_of(*requests), block_size), num_blocks=num_blocks, block_size=block_size)
 
 
 def hit_tokens_unlimited(trace: Trace, *, whole_ids: bool) -> list[int]:
@@ -43,9 +43,9 @@ def test_the_known_hit_rate_of_the_mooncake_conversations():
     full_blocks = hit_tokens_unlimited(trace, whole_ids=False)
     assert sum(full_blocks[half:]) < whole_ids
     unlimited = sum(len(request.hash_ids) + 8 for request in trace.requests)
-    both = replay(DigestedTrace(trace, 512), num_blocks=unlimited, block_size=512)
+    both = replay_full(DigestedTrace(trace, 512), num_blocks=unlimited, block_size=512)
     first = Trace(requests=trace.requests[:half], names=trace.names)
-    first_half = replay(DigestedTrace(first, 512), num_blocks=unlimited, block_size=512)
+    first_half = replay_full(DigestedTrace(first, 512), num_blocks=unlimited, block_size=512)
     assert both.evicted_blocks == 0
     assert both.hit_tokens == sum(full_blocks)
     assert both.hit_tokens - first_half.hit_tokens == sum(full_blocks[half:])

@@ -2,11 +2,11 @@
 
 import pytest
 
-from blockpool.replay import DigestedTrace, ReplayInterrupted, replay
+from blockpool.replay import DigestedTrace, ReplayInterrupted
 from blockpool.replay import simulate as simulate_module
 
 from .lru_oracle import oracle_outcome
-from .trace_makers import tokens_request, trace_of
+from .trace_makers import replay_full, tokens_request, trace_of
 
 REQUESTS = [tokens_request(range(number % 40 + 1), number % 5) for number in range(600)]
 
@@ -24,7 +24,7 @@ def interrupt_at(progress_call: int):
 def test_the_result_is_that_of_the_requests_done():
     digested = DigestedTrace(trace_of(*REQUESTS), 4)
     with pytest.raises(ReplayInterrupted) as caught:
-        replay(digested, num_blocks=30, block_size=4, on_progress=interrupt_at(2))
+        replay_full(digested, num_blocks=30, block_size=4, on_progress=interrupt_at(2))
     result = caught.value.result
     done = 2 * simulate_module.PROGRESS_EVERY
     assert result.interrupted
@@ -37,7 +37,7 @@ def test_the_result_is_that_of_the_requests_done():
 
 def test_before_the_first_request():
     with pytest.raises(ReplayInterrupted, match="after 0 of 600 requests") as caught:
-        replay(DigestedTrace(trace_of(*REQUESTS), 4), num_blocks=30, block_size=4, on_progress=interrupt_at(0))
+        replay_full(DigestedTrace(trace_of(*REQUESTS), 4), num_blocks=30, block_size=4, on_progress=interrupt_at(0))
     assert caught.value.result.hit_rate == 0.0
 
 
@@ -56,7 +56,7 @@ def test_a_request_is_counted_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(manager_class, place, interrupted)
     with pytest.raises(ReplayInterrupted) as caught:
-        replay(DigestedTrace(trace_of(*REQUESTS), 4), num_blocks=30, block_size=4)
+        replay_full(DigestedTrace(trace_of(*REQUESTS), 4), num_blocks=30, block_size=4)
     result, expected = caught.value.result, oracle_outcome(REQUESTS[:99], 30, 4)
     assert result.requests == 99
     assert (result.hit_tokens, result.prompt_tokens) == (expected.hit_tokens, expected.prompt_tokens)
@@ -64,5 +64,5 @@ def test_a_request_is_counted_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatc
 
 def test_progress_counts_up_to_all_requests():
     seen: list[int] = []
-    replay(DigestedTrace(trace_of(*REQUESTS), 4), num_blocks=30, block_size=4, on_progress=seen.append)
+    replay_full(DigestedTrace(trace_of(*REQUESTS), 4), num_blocks=30, block_size=4, on_progress=seen.append)
     assert seen == [0, 256, 512, 600]

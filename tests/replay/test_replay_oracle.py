@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockpool import build_info
-from blockpool.replay import DigestedTrace, default_pool_sizes, measure_need, replay
+from blockpool.replay import DigestedTrace, default_pool_sizes, full_attention, measure_need
 from blockpool.traces import Trace, read_traces, synthetic_trace
 from tests.sizes import property_settings
 
 from .lru_oracle import oracle_outcome
-from .trace_makers import id_traces, token_traces
+from .trace_makers import id_traces, replay_full, token_traces
 
 TRACES = Path(__file__).parents[2] / "../shared/traces"
 MOONCAKE = TRACES / "mooncake/conversation_trace.jsonl"
@@ -24,7 +24,7 @@ exact = property_settings(60)
 
 
 def assert_agrees(trace: Trace, num_blocks: int, block_size: int, hash_block_size: int) -> None:
-    result = replay(DigestedTrace(trace, hash_block_size), num_blocks=num_blocks, block_size=block_size)
+    result = replay_full(DigestedTrace(trace, hash_block_size), num_blocks=num_blocks, block_size=block_size)
     expected = asdict(oracle_outcome(trace.requests, num_blocks, block_size))
     assert {name: getattr(result, name) for name in expected} == expected
     assert (result.num_blocks, result.block_size) == (num_blocks, block_size)
@@ -86,6 +86,6 @@ def test_coding_sessions_one_by_one(path: Path):
     if not COMPILED and path.stat().st_size > 1_000_000:
         pytest.skip("not compiled: minutes")
     trace = read_traces([str(path)])
-    need = measure_need(DigestedTrace(trace, 64), 64)
+    need = measure_need(DigestedTrace(trace, 64), full_attention(2, 64))
     for num_blocks in real_sizes(*default_pool_sizes(need), need.largest_request - 1):
         assert_agrees(trace, num_blocks, 64, 64)

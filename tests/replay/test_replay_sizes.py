@@ -10,24 +10,24 @@ from blockpool.replay import (
     blocks_in_memory,
     default_block_size,
     default_pool_sizes,
+    full_attention,
     measure_need,
-    replay,
 )
 from blockpool.traces import Trace, synthetic_trace
 from tests.sizes import property_settings
 
-from .trace_makers import id_traces, ids_request, token_traces, tokens_request, trace_of
+from .trace_makers import id_traces, ids_request, replay_full, token_traces, tokens_request, trace_of
 
 exact = property_settings(60)
 
 
 def check_need(trace: Trace, block_size: int, hash_block_size: int) -> None:
     digested = DigestedTrace(trace, hash_block_size)
-    need = measure_need(digested, block_size)
-    assert replay(digested, num_blocks=need.largest_request, block_size=block_size).refused_requests == 0
+    need = measure_need(digested, full_attention(2, block_size, hash_block_size))
+    assert replay_full(digested, num_blocks=need.largest_request, block_size=block_size).refused_requests == 0
     if need.largest_request > 2:
-        assert replay(digested, num_blocks=need.largest_request - 1, block_size=block_size).refused_requests > 0
-    assert replay(digested, num_blocks=need.whole_trace, block_size=block_size).evicted_blocks == 0
+        assert replay_full(digested, num_blocks=need.largest_request - 1, block_size=block_size).refused_requests > 0
+    assert replay_full(digested, num_blocks=need.whole_trace, block_size=block_size).evicted_blocks == 0
     sizes = default_pool_sizes(need)
     assert sizes == sorted(set(sizes))
     assert sizes[0] >= need.largest_request
@@ -49,11 +49,11 @@ def test_the_need_of_token_traces(trace: Trace):
 
 def test_the_need_of_the_built_in_workload_is_tight():
     digested = DigestedTrace(synthetic_trace(), 16)
-    need = measure_need(digested, 16)
-    result = replay(digested, num_blocks=need.whole_trace, block_size=16)
+    need = measure_need(digested, full_attention(2, 16))
+    result = replay_full(digested, num_blocks=need.whole_trace, block_size=16)
     assert result.evicted_blocks == 0
     # A twentieth less would not do.
-    assert replay(digested, num_blocks=need.whole_trace * 19 // 20, block_size=16).evicted_blocks > 0
+    assert replay_full(digested, num_blocks=need.whole_trace * 19 // 20, block_size=16).evicted_blocks > 0
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,13 @@ def run(num_blocks: int = 100, **changes: int) -> RunResult:
         "refused_requests": 0,
         "prompt_tokens": 1000,
         "hit_tokens": 500,
+        "reusable_tokens": changes.get("hit_tokens", 500),
         "evicted_blocks": 0,
         "evicted_unused_blocks": 0,
         "peak_held_blocks": 9,
         "trace_requests": 10,
+        "groups": (),
+        "losses": (),
     }
     return RunResult(num_blocks=num_blocks, **(figures | changes))
 
@@ -131,6 +134,9 @@ def test_the_json_has_every_figure():
         "prompt_tokens": 1000,
         "hit_tokens": 500,
         "hit_rate": 0.5,
+        "reusable_tokens": 500,
+        "groups": [],
+        "losses": [],
         "evicted_blocks": 7,
         "evicted_unused_blocks": 0,
         "peak_held_blocks": 9,

@@ -1,10 +1,12 @@
 """Small traces for tests: random ones that share prefixes as real ones do, and single requests."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
+from blockpool.replay import DigestedTrace, RunResult, full_attention, replay
 from blockpool.traces import Trace, TraceRequest
 
 
@@ -76,3 +78,8 @@ def token_traces(draw: st.DrawFn, max_requests: int = 25) -> Trace:
         known.append(prompt)
         requests.append(tokens_request(prompt, draw(outputs)))
     return trace_of(*requests)
+
+
+def replay_full(digested: DigestedTrace, *, num_blocks: int, block_size: int, **options: Any) -> RunResult:
+    """Replay with one group that reads everything."""
+    return replay(digested, full_attention(num_blocks, block_size, digested.hash_block_size), **options)

@@ -8,10 +8,13 @@ import typer
 
 from .exits import INTERRUPTED, fail, input_errors, unless_interrupted
 from .memory_size import parse_memory
+from .model_options import lay_out_model, parse_retention
 from .progress import ProgressBar
 from .text_table import text_table
 
 if TYPE_CHECKING:
+    from blockpool.cache import KVCacheConfig
+    from blockpool.models import CacheLayout
     from blockpool.replay import DigestedTrace, ReplayReport, RunResult
     from blockpool.traces import Trace
 
@@ -48,20 +51,53 @@ def replay(
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Pool size as memory (40GiB, 40GB); needs --bytes-per-token."),
+        typer.Option(
+            metavar="SIZE[,SIZE...]", help="Pool sizes as memory (40GiB, 40GB); needs --model or --bytes-per-token."
+        ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="The model: a known name or its config.json. Its groups of layers are replayed."
+        ),
+    ] = None,
+    groups: Annotated[
+        str | None,
+        typer.Option(metavar="GROUPS", help="The groups themselves, in place of a model: full:16,window=1024:16*5."),
+    ] = None,
+    kv_cache_dtype: Annotated[
+        str, typer.Option(metavar="DTYPE", help="With --model: what keys and values are kept in.")
+    ] = "auto",
+    tensor_parallel_size: Annotated[
+        int, typer.Option(metavar="RANKS", min=1, help="With --model: memory and blocks are those of one rank.")
+    ] = 1,
     bytes_per_token: Annotated[
         int | None,
         typer.Option(metavar="BYTES", min=1, help="KV bytes of one token over all layers, for --memory."),
     ] = None,
     block_size: Annotated[
         int | None,
-        typer.Option(metavar="TOKENS", min=1, max=2**31 - 1, help="Tokens per block; default: the trace's own unit."),
+        typer.Option(
+            metavar="TOKENS",
+            min=1,
+            max=2**31 - 1,
+            help="Tokens per block; default: the trace's own unit, 16 with --model.",
+        ),
     ] = None,
     hash_block_size: Annotated[
         int | None,
         typer.Option(metavar="TOKENS", min=1, help="Tokens per hash; divides the block size, which is the default."),
     ] = None,
+    retention_interval: Annotated[
+        str,
+        typer.Option(
+            metavar="dense|TOKENS",
+            help="The resume points that windows and states keep: all, or one every so many.",
+        ),
+    ] = "dense",
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(metavar="TOKENS", min=1, help="The longest chunk of a prompt that is computed at once.")
+    ] = 8192,
     skip_bad_lines: Annotated[
         bool,
         typer.Option("--skip-bad-lines", help="Count and skip malformed lines instead of stopping at the first."),
@@ -71,51 +107,62 @@ def replay(
         typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout, which then holds nothing else."),
     ] = None,
 ) -> None:
-    """Replay traffic through a block pool: what would have been hit, and what evicted?
+    """Replay traffic through a block pool: what would have been hit, what evicted, and which layers spoiled it?
 
     Requests run one after the other, each ending before the next begins: the pure cache question.
 
     Example: blockpool replay conversation_trace.jsonl --num-blocks 1000,5000,20000
+
+    Example: blockpool replay conversation_trace.jsonl --model google/gemma-3-27b-it --memory 40GiB
     """
     sizes = _parse_sizes(num_blocks or [])
-    memory_bytes = _parse_memory(memory, bytes_per_token, bool(sizes))
+    memories = _parse_memories(memory, bool(sizes))
+    _check_options(memory, model, groups, bytes_per_token, block_size, hash_block_size)
+    interval = parse_retention(retention_interval)
     if json is not None and json != STDOUT:
         _check_writable(Path(json))
 
-    from blockpool.replay import DigestedTrace, ReplayError, ReplayReport, blocks_in_memory, default_block_size
+    from blockpool.cache import ConfigError
+    from blockpool.models import ModelError
+    from blockpool.replay import DigestedTrace, ReplayError, ReplayReport
     from blockpool.traces import TraceError
 
-    with unless_interrupted(), input_errors(TraceError, ReplayError):
+    with unless_interrupted(), input_errors(TraceError, ReplayError, ModelError, ConfigError):
+        layout = None
+        if model is not None:
+            layout = lay_out_model(model, block_size or 16, kv_cache_dtype, tensor_parallel_size)
         trace = _load(traces or [], format, skip_bad_lines)
-        block_size = block_size or default_block_size(trace)
-        hash_block_size = hash_block_size or block_size
-        if block_size % hash_block_size:
-            fail(f"--hash-block-size {hash_block_size} does not divide the block size of {block_size} tokens")
-        digested = DigestedTrace(trace, hash_block_size)
+        config = _config(trace, layout, groups, block_size, hash_block_size, interval)
+        digested = DigestedTrace(trace, config.unit)
         if sizes:
             sizes_from = "given"
-        elif memory_bytes is not None and bytes_per_token is not None:
-            sizes = [blocks_in_memory(memory_bytes, bytes_per_token, block_size)]
-            sizes_from = f"{memory}, {bytes_per_token:,} bytes per token"
+        elif memories:
+            sizes = [_blocks_in(size, layout, bytes_per_token, config) for size in memories]
+            per = f"{layout.bytes_per_block:,} bytes per block" if layout else f"{bytes_per_token:,} bytes per token"
+            sizes_from = f"{memory}, {per}"
         else:
-            sizes, sizes_from = _derived_sizes(digested, block_size)
+            sizes, sizes_from = _derived_sizes(digested, config, max_num_batched_tokens)
         if max(sizes) > MAX_NUM_BLOCKS:
             fail(
                 f"a pool of {max(sizes):,} blocks ({sizes_from}) is larger than {MAX_NUM_BLOCKS:,}: give --num-blocks"
             )
-    runs, interrupted = _run_all(digested, block_size, sizes)
+        runs, interrupted = _run_all(digested, config, sizes, max_num_batched_tokens)
     report = ReplayReport(
         traces=trace.names,
         built_in=not traces,
         trace_requests=len(trace.requests),
         skipped_bad_lines=trace.skipped_bad_lines,
-        hash_block_size=hash_block_size,
+        hash_block_size=config.unit,
         sizes_from=sizes_from,
         runs=tuple(runs),
+        model=layout.architecture if layout else None,
+        bytes_per_block=layout.bytes_per_block if layout else None,
+        retention_interval=interval,
+        max_num_batched_tokens=max_num_batched_tokens,
         interrupted=interrupted,
     )
     if json != STDOUT:
-        _print_report(report, trace, block_size)
+        _print_report(report, trace, config)
     if json is not None:
         _write_json(report, json)
     if interrupted:
@@ -137,18 +184,77 @@ def _parse_sizes(texts: list[str]) -> list[int]:
     return list(sizes)
 
 
-def _parse_memory(memory: str | None, bytes_per_token: int | None, has_sizes: bool) -> int | None:
-    """Bytes of --memory, None when it is not given."""
-    if (memory is None) != (bytes_per_token is None):
-        fail("--memory and --bytes-per-token need each other: the pool size is computed from both")
+def _parse_memories(memory: str | None, has_sizes: bool) -> list[int]:
+    """Bytes of each value of --memory."""
     if memory is None:
-        return None
+        return []
     if has_sizes:
         fail("--num-blocks and --memory both set the pool size: give one of them")
     try:
-        return parse_memory(memory)
+        return [parse_memory(part) for part in memory.split(",")]
     except ValueError as error:
         fail(f"--memory: {error}")
+
+
+def _check_options(
+    memory: str | None,
+    model: str | None,
+    groups: str | None,
+    bytes_per_token: int | None,
+    block_size: int | None,
+    hash_block_size: int | None,
+) -> None:
+    """Fail for options that contradict or miss each other."""
+    if model is not None and groups is not None:
+        fail("--model and --groups both name the groups of layers: give one of them")
+    if model is None and (memory is None) != (bytes_per_token is None):
+        fail("--memory and --bytes-per-token need each other, or --model: the pool size is computed from both")
+    if bytes_per_token is not None and (model is not None or groups is not None):
+        fail("--bytes-per-token is for one group that reads everything: not with --model, which says it, or --groups")
+    if block_size is not None and groups is not None:
+        fail("--block-size and --groups both say how many tokens a block has: give one of them")
+    if hash_block_size is not None and (model is not None or groups is not None):
+        fail("--hash-block-size is for one group that reads everything: --model and --groups say it themselves")
+
+
+def _config(
+    trace: "Trace",
+    layout: "CacheLayout | None",
+    groups: str | None,
+    block_size: int | None,
+    hash_block_size: int | None,
+    interval: int | None,
+) -> "KVCacheConfig":
+    """The cache to replay through; its number of blocks is yet to be said."""
+    from blockpool.cache import KVCacheConfig
+    from blockpool.models import parse_groups
+    from blockpool.replay import default_block_size, full_attention, hash_unit
+
+    if layout is None and groups is None:
+        block_size = block_size or default_block_size(trace)
+        hash_block_size = hash_block_size or block_size
+        if block_size % hash_block_size:
+            fail(f"--hash-block-size {hash_block_size} does not divide the block size of {block_size} tokens")
+        return full_attention(1, block_size, hash_block_size)
+    specs = layout.kv_cache_groups if layout else parse_groups(groups or "")
+    return KVCacheConfig(
+        num_blocks=1,
+        kv_cache_groups=specs,
+        hash_block_size=hash_unit(trace, specs),
+        retention_interval=interval,
+        partial_hits=False,
+    )
+
+
+def _blocks_in(
+    memory_bytes: int, layout: "CacheLayout | None", bytes_per_token: int | None, config: "KVCacheConfig"
+) -> int:
+    from blockpool.replay import blocks_in_memory
+
+    if layout is not None:
+        return layout.num_blocks(memory_bytes)
+    assert bytes_per_token is not None
+    return blocks_in_memory(memory_bytes, bytes_per_token, config.kv_cache_groups[0].block_size)
 
 
 def _check_writable(path: Path) -> None:
@@ -169,20 +275,28 @@ def _load(paths: list[str], format: str | None, skip_bad_lines: bool) -> "Trace"
     return read_traces(paths, format=TraceFormat(format) if format else None, skip_bad_lines=skip_bad_lines)
 
 
-def _derived_sizes(digested: "DigestedTrace", block_size: int) -> tuple[list[int], str]:
+def _derived_sizes(
+    digested: "DigestedTrace", config: "KVCacheConfig", max_num_batched_tokens: int
+) -> tuple[list[int], str]:
     from blockpool.replay import DEFAULT_SHARES, default_pool_sizes, measure_need
 
-    need = measure_need(digested, block_size)
+    need = measure_need(digested, config, max_num_batched_tokens=max_num_batched_tokens)
     shares = ", ".join(f"{share:.0%}" for share in DEFAULT_SHARES)
+    one_group = len(config.kv_cache_groups) == 1
+    whole = "with which this trace needs no eviction" if one_group else "that hold every prefix of this trace once"
     why = (
-        f"{shares} of the {need.whole_trace:,} blocks with which this trace needs no eviction, "
+        f"{shares} of the {need.whole_trace:,} blocks {whole}, "
         f"but no fewer than its largest request needs ({need.largest_request:,})"
     )
     return default_pool_sizes(need), why
 
 
-def _run_all(digested: "DigestedTrace", block_size: int, sizes: list[int]) -> tuple[list["RunResult"], bool]:
+def _run_all(
+    digested: "DigestedTrace", config: "KVCacheConfig", sizes: list[int], max_num_batched_tokens: int
+) -> tuple[list["RunResult"], bool]:
     """The runs, the last of them incomplete if the second value, "interrupted", is true."""
+    from msgspec.structs import replace
+
     from blockpool.replay import ReplayInterrupted, replay
 
     runs: list[RunResult] = []
@@ -190,7 +304,13 @@ def _run_all(digested: "DigestedTrace", block_size: int, sizes: list[int]) -> tu
         for number, size in enumerate(sizes, start=1):
             bar.describe(f"{size:,} blocks ({number} of {len(sizes)})")
             try:
-                runs.append(replay(digested, num_blocks=size, block_size=block_size, on_progress=bar.update))
+                run = replay(
+                    digested,
+                    replace(config, num_blocks=size),
+                    max_num_batched_tokens=max_num_batched_tokens,
+                    on_progress=bar.update,
+                )
+                runs.append(run)
             except ReplayInterrupted as interruption:
                 return [*runs, interruption.result], True
             except KeyboardInterrupt:
@@ -200,8 +320,9 @@ def _run_all(digested: "DigestedTrace", block_size: int, sizes: list[int]) -> tu
     return runs, False
 
 
-def _print_report(report: "ReplayReport", trace: "Trace", block_size: int) -> None:
-    from blockpool.replay import HEADINGS, report_rows, verdict
+def _print_report(report: "ReplayReport", trace: "Trace", config: "KVCacheConfig") -> None:
+    from blockpool.models import groups_as_text
+    from blockpool.replay import HEADINGS, KIND_HEADINGS, kind_rows, report_rows, verdict
 
     if report.built_in:
         typer.echo("No TRACE given, so this is the built-in workload: chats, agents and one-shot prompts, made up.")
@@ -210,13 +331,25 @@ def _print_report(report: "ReplayReport", trace: "Trace", block_size: int) -> No
     if trace.first_bad_line is not None:
         lines = "1 bad line" if report.skipped_bad_lines == 1 else f"{report.skipped_bad_lines:,} bad lines"
         typer.echo(f"skipped {lines}, the first: {trace.first_bad_line}")
-    hashed = "" if report.hash_block_size == block_size else f", hashed in blocks of {report.hash_block_size:,}"
-    typer.echo(f"{report.trace_requests:,} requests; blocks of {block_size:,} tokens{hashed}")
+    several = len(config.kv_cache_groups) > 1
+    if several:
+        name = "" if report.model is None else f"{report.model}: "
+        typer.echo(f"{name}{groups_as_text(config.kv_cache_groups)}")
+        unit = report.runs[0].block_size if report.runs else config.unit
+        typer.echo(f"{report.trace_requests:,} requests; hits end at multiples of {unit:,} tokens")
+    else:
+        block_size = config.kv_cache_groups[0].block_size
+        hashed = "" if config.unit == block_size else f", hashed in blocks of {config.unit:,}"
+        typer.echo(f"{report.trace_requests:,} requests; blocks of {block_size:,} tokens{hashed}")
     typer.echo(f"pool sizes: {report.sizes_from}")
     typer.echo()
     for line in text_table(HEADINGS, report_rows(report)):
         typer.echo(line)
     typer.echo()
+    if several:
+        for line in text_table(KIND_HEADINGS, [row for run in report.runs for row in kind_rows(run)]):
+            typer.echo(line)
+        typer.echo()
     for sentence in verdict(report.runs):
         typer.echo(sentence)
 

@@ -33,6 +33,7 @@ from blockpool.pool.index import BlockHashToBlockMap
 from blockpool.pool.layout import (
     FIELDS,
     FLAGS,
+    GROUP_SHIFT,
     HASHED,
     HELD,
     MARK,
@@ -108,6 +109,7 @@ class BlockPool:
         self.num_allocated: i64 = 0
         self.num_evicted: i64 = 0
         self.num_evicted_unused: i64 = 0
+        self.evicted_of = vec[i64]()  # by group
         self.num_gone_hashed: i64 = 0
 
     # -- handles and answers -------------------------------------------------------------------------
@@ -161,7 +163,10 @@ class BlockPool:
 
     @property
     def counters(self) -> Counters:
-        return Counters(self.num_allocated, self.num_evicted, self.num_evicted_unused, self.holds.num_late_releases)
+        by_group = {int(group): int(count) for group, count in enumerate(self.evicted_of) if count}
+        return Counters(
+            self.num_allocated, self.num_evicted, self.num_evicted_unused, self.holds.num_late_releases, by_group
+        )
 
     def get_num_free_blocks(self) -> int:
         """Blocks that can be handed out now, eviction candidates included. O(1)."""
@@ -191,6 +196,20 @@ class BlockPool:
         deferred = self.fences.num_deferred()
         held = self.num_gpu_blocks - 1 - free - deferred
         return Usage(free, cached, deferred, held, self.holds.num_pinned())
+
+    def get_cached_by_group(self) -> dict[int, int]:
+        """How many blocks have a hash, by the group of their first one, in use or not. Walks all records."""
+        meta = self.records.meta
+        base = self.records.base
+        counts: dict[int, int] = {}
+        b: i64 = 1
+        while b < self.size:
+            flags = i64(meta[base + b * FIELDS + FLAGS])
+            if flags & HASHED:
+                group = int(flags >> GROUP_SHIFT)
+                counts[group] = counts.get(group, 0) + 1
+            b += 1
+        return counts
 
     def is_block_writable(self, block: SupportsIndex) -> bool:
         """Whether one holder has the block for itself: not null, ref_cnt 1, no hash."""
@@ -914,6 +933,10 @@ class BlockPool:
                 self.num_evicted += 1
                 if flags & REUSED == 0:
                     self.num_evicted_unused += 1
+                group = flags >> GROUP_SHIFT
+                while group >= len(self.evicted_of):
+                    self.evicted_of = append(self.evicted_of, i64(0))
+                self.evicted_of[group] += 1
                 if quiet and flags & MORE == 0:
                     prefix_index.drop(i64(b), hs[at])
                 else:

@@ -26,12 +26,14 @@ class Counters(msgspec.Struct, frozen=True):
 
     `evicted_blocks`: handed out while they had a hash; `evicted_unused_blocks`: those of them that nobody had
     touched since they got it. `late_releases`: how often a hold was released that had ended before.
+    `evicted_by_group`: the evicted ones by the group of their first hash, groups that lost none left out.
     """
 
     allocated_blocks: int
     evicted_blocks: int
     evicted_unused_blocks: int
     late_releases: int = 0
+    evicted_by_group: dict[int, int] = {}
 
 
 class ResetResult(msgspec.Struct, frozen=True):

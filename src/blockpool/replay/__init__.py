@@ -1,30 +1,58 @@
 """Traffic through the books: a trace replayed through a real cache manager, and what that showed.
 
-`replay` asks the pure cache question, one request after the other. This room must not know how a trace file is
-written, and it changes nothing in the books it drives.
+`replay` asks the pure cache question, one request after the other, for every kind of attention. This room must not
+know how a trace file is written, and it changes nothing in the books it drives.
 """
 
+from .by_kind import KIND_HEADINGS, KindRun, by_kind, kind_rows
+from .capacity import PromptUse, blocks_for, findable_tokens, measure_prompt, most_concurrent
 from .digests import DigestedTrace
+from .drive import DEFAULT_BATCHED_TOKENS, drive
 from .errors import ReplayError, ReplayInterrupted
+from .losses import Loss, LossReason
 from .report import HEADINGS, ReplayReport, report_as_json, report_rows
-from .result import RunResult
-from .simulate import replay
-from .sizes import DEFAULT_SHARES, TraceNeed, blocks_in_memory, default_block_size, default_pool_sizes, measure_need
+from .result import GroupRun, RunResult
+from .simulate import full_attention, replay
+from .sizes import (
+    DEFAULT_SHARES,
+    TraceNeed,
+    blocks_in_memory,
+    default_block_size,
+    default_pool_sizes,
+    hash_unit,
+    measure_need,
+)
 from .verdict import verdict
 
 __all__ = [
+    "DEFAULT_BATCHED_TOKENS",
     "DEFAULT_SHARES",
     "HEADINGS",
+    "KIND_HEADINGS",
     "DigestedTrace",
+    "GroupRun",
+    "KindRun",
+    "Loss",
+    "LossReason",
+    "PromptUse",
     "ReplayError",
     "ReplayInterrupted",
     "ReplayReport",
     "RunResult",
     "TraceNeed",
+    "blocks_for",
     "blocks_in_memory",
+    "by_kind",
     "default_block_size",
     "default_pool_sizes",
+    "drive",
+    "findable_tokens",
+    "full_attention",
+    "hash_unit",
+    "kind_rows",
     "measure_need",
+    "measure_prompt",
+    "most_concurrent",
     "replay",
     "report_as_json",
     "report_rows",

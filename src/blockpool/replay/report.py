@@ -33,6 +33,14 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     sizes_from: str
     """How the pool sizes were chosen, in words."""
     runs: tuple[RunResult, ...]
+    model: str | None = None
+    """The architecture, when the groups were read from a model's configuration."""
+    bytes_per_block: int | None = None
+    """What a block costs on one rank, when that is known."""
+    retention_interval: int | None = None
+    """Which resume points windows and states keep: None for all, else every so many tokens."""
+    max_num_batched_tokens: int | None = None
+    """The longest chunk of a prompt that is computed at once; None where chunks make no difference."""
     interrupted: bool = False
 
 
@@ -46,6 +54,10 @@ def report_as_json(report: ReplayReport) -> bytes:
         "skipped_bad_lines": report.skipped_bad_lines,
         "hash_block_size": report.hash_block_size,
         "sizes_from": report.sizes_from,
+        "model": report.model,
+        "bytes_per_block": report.bytes_per_block,
+        "retention_interval": report.retention_interval,
+        "max_num_batched_tokens": report.max_num_batched_tokens,
         "interrupted": report.interrupted,
         "runs": [_run_as_dict(run) for run in report.runs],
         "verdict": verdict(report.runs),

@@ -2,13 +2,31 @@
 
 import msgspec
 
+from .losses import Loss
+
+
+class GroupRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of one group of layers, in its blocks."""
+
+    kind: str
+    """As `--groups` has it: full:16, window=1024:16."""
+    block_size: int
+    """Tokens per block."""
+    held_at_peak: int
+    """Blocks in use when the most blocks of the pool were."""
+    evicted_blocks: int
+    """Blocks handed out while they had one of this group's hashes."""
+    cached_blocks: int
+    """Blocks that had one when the run ended."""
+
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one pool size. Lengths are in tokens, sizes in blocks of `block_size` tokens."""
+    """The figures of one pool size. Lengths are in tokens, sizes in blocks, of whichever group."""
 
     num_blocks: int
     """The pool's size, the null block included."""
     block_size: int
+    """Tokens per block; with several groups the common unit, at whose multiples all of them can resume."""
     requests: int
     """Requests this run has dealt with, refused ones included; fewer than the trace has only when interrupted."""
     refused_requests: int
@@ -17,6 +35,9 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of the replayed requests."""
     hit_tokens: int
     """Prompt tokens whose KV was found in the cache."""
+    reusable_tokens: int
+    """Those that an earlier prompt had in front too, and that are not its last: what an endless cache without blocks
+    would have found."""
     evicted_blocks: int
     """Blocks handed out while they had a hash."""
     evicted_unused_blocks: int
@@ -25,6 +46,9 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """The most blocks that were in use at once, the null block not counted."""
     trace_requests: int
     """Requests the trace has."""
+    groups: tuple[GroupRun, ...]
+    losses: tuple[Loss, ...]
+    """Why reusable tokens were not hit: together that is `reusable_tokens` - `hit_tokens`. The greatest first."""
 
     @property
     def hit_rate(self) -> float:

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 
-from blockpool.cache import KVCacheConfig, KVCacheManager, Refusal, RefusalReason, Request
+from blockpool.cache import KVCacheConfig, KVCacheManager, RefusalReason, Request
 from blockpool.hashing import BlockHashes
 from blockpool.managers import FullAttentionSpec, KVCacheGroupSpec
 
 from .digests import DigestedTrace
-from .errors import ReplayInterrupted
+from .drive import DEFAULT_BATCHED_TOKENS, drive
+from .errors import ReplayError, ReplayInterrupted
 from .expand import DIGEST_BYTES
-from .result import RunResult
+from .kinds import group_kinds
+from .losses import LossBook
+from .result import GroupRun, RunResult
+from .seen import SeenPrefixes
 
 # Often enough for a progress bar, rarely enough to cost nothing.
 PROGRESS_EVERY = 256
@@ -23,76 +27,138 @@ def _no_progress(num_done: int) -> None:
 
 
 def replay(
-    digested: DigestedTrace, *, num_blocks: int, block_size: int, on_progress: Progress = _no_progress
+    digested: DigestedTrace,
+    config: KVCacheConfig,
+    *,
+    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS,
+    on_progress: Progress = _no_progress,
 ) -> RunResult:
-    """Replay the trace through a pool of `num_blocks` blocks (the null block included) of `block_size` tokens.
+    """Replay the trace through the cache that `config` describes, in one pool.
 
-    `block_size` is a multiple of the trace's hash block size. A request takes blocks for its prompt and its output;
-    what it generates is unknown to the trace, so those blocks come back without a hash. At least one token of a
-    prompt is computed even if all of it is cached. `on_progress` is told now and then how many requests are done.
+    The config's hash unit is that of the trace's digests. Prompts are computed in chunks of at most
+    `max_num_batched_tokens`, answers to their end: what a request generates is unknown to the trace, so those blocks
+    come back without a hash. At least one token of a prompt is computed even if all of it is cached. `on_progress` is
+    told now and then how many requests are done.
 
-    Raises `ReplayInterrupted`, with what was measured so far, on Ctrl-C (or when `on_progress` raises
-    `KeyboardInterrupt`).
+    Raises `ReplayError` when config and digests do not fit, `ReplayInterrupted`, with what was measured so far, on
+    Ctrl-C (or when `on_progress` raises `KeyboardInterrupt`).
     """
-    manager = _new_manager(num_blocks, block_size, digested.hash_block_size)
-    pool = manager.pool
-    hash_block_size = digested.hash_block_size
-    # One entry per request, appended when it is done: an interruption leaves no half-counted request.
-    hits: list[int] = []
-    fewest_free = num_blocks - 1
+    if config.unit != digested.hash_block_size or config.digest_size != DIGEST_BYTES:
+        raise ReplayError(
+            f"the trace has digests of {DIGEST_BYTES} bytes per {digested.hash_block_size} tokens, the cache"
+            f" {config.digest_size} bytes per {config.unit}"
+        )
+    if max_num_batched_tokens < 1:
+        raise ReplayError(f"max_num_batched_tokens must be at least 1 token, not {max_num_batched_tokens}")
+    run = _Run(digested, config, max_num_batched_tokens)
     try:
-        for number, (traced, chain) in enumerate(digested):
-            if number % PROGRESS_EVERY == 0:
-                on_progress(number)
-            num_prompt_tokens = traced.num_prompt_tokens
-            hashes = BlockHashes.from_digests(chain, digest_size=DIGEST_BYTES, hash_block_size=hash_block_size)
-            request = Request(str(number), num_prompt_tokens=num_prompt_tokens, block_hashes=hashes)
-            hit = manager.get_computed_blocks(request)
-            num_hit_tokens = hit.num_tokens
-            plan = manager.plan(
-                request,
-                num_new_tokens=num_prompt_tokens - num_hit_tokens,
-                hit=hit,
-                num_lookahead_tokens=traced.num_output_tokens,
-            )
-            if isinstance(plan, Refusal):
-                # The pool is empty of requests, so only its size can be in the way.
-                assert plan.reason is RefusalReason.NEVER_FITS, plan
-                hits.append(_REFUSED)
-                continue
-            manager.commit(plan)
-            fewest_free = min(fewest_free, pool.get_num_free_blocks())
-            manager.free(request)
-            hits.append(num_hit_tokens)
-        on_progress(len(hits))
+        for number in range(0, len(digested), PROGRESS_EVERY):
+            on_progress(number)
+            run.some(PROGRESS_EVERY)
+        on_progress(len(digested))
     except KeyboardInterrupt:
-        raise ReplayInterrupted(_result(digested, manager, block_size, hits, fewest_free)) from None
-    return _result(digested, manager, block_size, hits, fewest_free)
+        raise ReplayInterrupted(run.result()) from None
+    return run.result()
 
 
-def _new_manager(num_blocks: int, block_size: int, hash_block_size: int) -> KVCacheManager:
+class _Run:
+    """One pass over a trace, as far as it has come."""
+
+    def __init__(self, digested: DigestedTrace, config: KVCacheConfig, max_num_batched_tokens: int) -> None:
+        self._digested = digested
+        self._requests = iter(digested)
+        self._config = config
+        self._manager = KVCacheManager(config, max_in_flight_tokens=max_num_batched_tokens)
+        self._has_states = any(one.is_state and one.prefix_cacheable for one in self._manager.managers)
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._losses = LossBook(self._manager)
+        self._seen = SeenPrefixes(digested.hash_block_size)
+        # One entry per request, appended when it is done: an interruption leaves no half-counted request.
+        self._hits: list[int] = []
+        self._fewest_free = self._manager.pool.get_num_free_blocks()
+        self._held_at_peak = [0] * len(self._manager.managers)
+        self._request = Request("none", num_prompt_tokens=1)
+        self._chain = b""
+
+    def some(self, count: int) -> None:
+        """Replay the next requests of the trace."""
+        manager = self._manager
+        hash_block_size = self._digested.hash_block_size
+        for _, (traced, chain) in zip(range(count), self._requests, strict=False):
+            hashes = BlockHashes.from_digests(chain, digest_size=DIGEST_BYTES, hash_block_size=hash_block_size)
+            request = Request(str(len(self._hits)), num_prompt_tokens=traced.num_prompt_tokens, block_hashes=hashes)
+            self._request, self._chain = request, chain
+            hit = manager.get_computed_blocks(request)
+            reusable = min(self._seen.longest(traced, chain), traced.num_prompt_tokens - 1)
+            lost = self._losses.found(hit, chain, reusable)
+            refusal = drive(
+                manager,
+                request,
+                hit,
+                num_output_tokens=traced.num_output_tokens,
+                max_num_batched_tokens=self._max_num_batched_tokens,
+                on_commit=self._committed,
+            )
+            if refusal is not None:
+                # The pool is empty of requests, so only its size can be in the way.
+                assert refusal.reason is RefusalReason.NEVER_FITS, refusal
+                self._hits.append(_REFUSED)
+                continue
+            manager.free(request)
+            self._seen.add(traced, chain)
+            self._losses.add(reusable, lost)
+            self._hits.append(hit.num_tokens)
+
+    def _committed(self) -> None:
+        manager, request = self._manager, self._request
+        free = manager.pool.get_num_free_blocks()
+        if free < self._fewest_free:
+            self._fewest_free = free
+            self._held_at_peak = [one.num_kept(request.request_id) for one in manager.managers]
+        if self._has_states:
+            self._losses.kept(self._chain, min(request.num_computed_tokens, request.num_prompt_tokens))
+
+    def result(self) -> RunResult:
+        """The figures so far."""
+        manager, hits = self._manager, self._hits
+        pool = manager.pool
+        counters = pool.counters
+        done = list(zip(self._digested.trace.requests, hits, strict=False))
+        return RunResult(
+            num_blocks=pool.num_gpu_blocks,
+            block_size=manager.alignment,
+            requests=len(hits),
+            refused_requests=hits.count(_REFUSED),
+            prompt_tokens=sum(request.num_prompt_tokens for request, hit in done if hit != _REFUSED),
+            hit_tokens=sum(hit for hit in hits if hit != _REFUSED),
+            reusable_tokens=self._losses.reusable_tokens,
+            evicted_blocks=counters.evicted_blocks,
+            evicted_unused_blocks=counters.evicted_unused_blocks,
+            peak_held_blocks=pool.num_gpu_blocks - 1 - self._fewest_free,
+            trace_requests=len(self._digested),
+            groups=self._groups(counters.evicted_by_group),
+            losses=self._losses.losses(),
+        )
+
+    def _groups(self, evicted: dict[int, int]) -> tuple[GroupRun, ...]:
+        cached = self._manager.pool.get_cached_by_group()
+        return tuple(
+            GroupRun(
+                kind=kind,
+                block_size=group.block_size,
+                held_at_peak=self._held_at_peak[at],
+                evicted_blocks=evicted.get(at, 0),
+                cached_blocks=cached.get(at, 0),
+            )
+            for at, (kind, group) in enumerate(
+                zip(group_kinds(self._config.kv_cache_groups), self._config.kv_cache_groups, strict=True)
+            )
+        )
+
+
+def full_attention(num_blocks: int, block_size: int, hash_block_size: int | None = None) -> KVCacheConfig:
+    """The cache of a model in which every layer reads everything: one group."""
     group = KVCacheGroupSpec(layer_names=("kv",), kv_cache_spec=FullAttentionSpec(block_size=block_size))
-    config = KVCacheConfig(
+    return KVCacheConfig(
         num_blocks=num_blocks, kv_cache_groups=(group,), hash_block_size=hash_block_size, partial_hits=False
-    )
-    return KVCacheManager(config, max_model_len=None)
-
-
-def _result(
-    digested: DigestedTrace, manager: KVCacheManager, block_size: int, hits: list[int], fewest_free: int
-) -> RunResult:
-    counters = manager.pool.counters
-    num_blocks = manager.pool.num_gpu_blocks
-    done = zip(digested.trace.requests, hits, strict=False)
-    return RunResult(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        requests=len(hits),
-        refused_requests=hits.count(_REFUSED),
-        prompt_tokens=sum(request.num_prompt_tokens for request, hit in done if hit != _REFUSED),
-        hit_tokens=sum(hit for hit in hits if hit != _REFUSED),
-        evicted_blocks=counters.evicted_blocks,
-        evicted_unused_blocks=counters.evicted_unused_blocks,
-        peak_held_blocks=num_blocks - 1 - fewest_free,
-        trace_requests=len(digested),
     )

@@ -1,18 +1,25 @@
 """Which block and pool sizes make sense for a trace when the user names none."""
 
+from collections.abc import Sequence
 from math import gcd
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
+from blockpool.cache import KVCacheConfig, KVCacheManager, Request
+from blockpool.managers import KVCacheGroupSpec, KVCacheSpec, SinkFullAttentionSpec
 from blockpool.traces import Trace
 
 from .digests import DigestedTrace
+from .drive import DEFAULT_BATCHED_TOKENS, drive
 from .errors import ReplayError
 from .expand import DIGEST_BYTES
 
 # What most engines use; for traces of tokens, which have no unit of their own.
 TOKEN_TRACE_BLOCK_SIZE = 16
+# A hash block of fewer tokens would make a replay slow for no insight.
+SMALLEST_UNIT = 8
 # Shares of the whole trace's need that show where a larger cache stops paying.
 DEFAULT_SHARES = (0.05, 0.2, 0.5, 1.0)
 
@@ -23,7 +30,8 @@ class TraceNeed(msgspec.Struct, frozen=True):
     largest_request: int
     """The smallest pool that refuses no request."""
     whole_trace: int
-    """A pool from which nothing need ever be evicted."""
+    """A pool with room for every distinct prefix of the trace. Where all groups read everything, nothing is ever
+    evicted from it; others may ask for more, when their hits are shortened and blocks computed twice."""
 
 
 def default_block_size(trace: Trace) -> int:
@@ -41,23 +49,67 @@ def default_block_size(trace: Trace) -> int:
     return common
 
 
-def measure_need(digested: DigestedTrace, block_size: int) -> TraceNeed:
-    """What the trace asks for at this block size (a multiple of the hash block size). Reads the trace once."""
-    stride = block_size // digested.hash_block_size * (DIGEST_BYTES // 8)
-    closing_digests = []
-    largest = largest_unknown = num_recomputed = 0
+def measure_need(
+    digested: DigestedTrace, config: KVCacheConfig, *, max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
+) -> TraceNeed:
+    """What the trace asks of a cache with these groups; the config's number of blocks does not matter.
+
+    Reads the trace once.
+    """
+    groups = config.kv_cache_groups
+    num_reserved = sum(_num_reserved(group.kv_cache_spec) for group in groups)
+    asked = KVCacheManager(
+        msgspec.structs.replace(config, num_blocks=1 + num_reserved), max_in_flight_tokens=max_num_batched_tokens
+    )
+    block_sizes = {group.block_size for group in groups if group.kv_cache_spec.prefix_cacheable}
+    closing_digests: dict[int, list[npt.NDArray[np.uint64]]] = {size: [] for size in block_sizes}
+    largest_unknown = dict.fromkeys(block_sizes, 0)
+    num_recomputed = dict.fromkeys(block_sizes, 0)
+    largest = num_chunks = 0
     for request, chain in digested:
-        num_blocks = -(-(request.num_prompt_tokens + request.num_output_tokens) // block_size)
+        prompt = request.num_prompt_tokens
+        largest = max(largest, _blocks_alone(asked, prompt, request.num_output_tokens, max_num_batched_tokens))
+        num_chunks += 1 + -(-prompt // max_num_batched_tokens)
         # The first word stands for the digest: in a count, two that agree in 64 bits of 256 do not matter.
-        words = np.frombuffer(chain, dtype="<u8")[stride - DIGEST_BYTES // 8 :: stride]
-        closing_digests.append(words)
-        largest = max(largest, num_blocks)
-        largest_unknown = max(largest_unknown, num_blocks - len(words))
-        # One prompt token is always computed: a prompt that ends with its last full block computes that block again,
-        # and both copies stay.
-        num_recomputed += len(words) * block_size == request.num_prompt_tokens
-    distinct = len(np.unique(np.concatenate(closing_digests)))
-    return TraceNeed(largest_request=1 + largest, whole_trace=1 + distinct + num_recomputed + largest_unknown)
+        words = np.frombuffer(chain, dtype="<u8")
+        for size in block_sizes:
+            stride = size // digested.hash_block_size * (DIGEST_BYTES // 8)
+            closing = words[stride - DIGEST_BYTES // 8 :: stride]
+            closing_digests[size].append(closing)
+            num_blocks = -(-(prompt + request.num_output_tokens) // size)
+            largest_unknown[size] = max(largest_unknown[size], num_blocks - len(closing))
+            # One prompt token is always computed: a prompt that ends with its last full block computes that block
+            # again, and both copies stay.
+            num_recomputed[size] += len(closing) * size == prompt
+    distinct = {size: len(np.unique(np.concatenate(parts))) for size, parts in closing_digests.items()}
+    whole = 0
+    for group in groups:
+        size = group.block_size
+        if size in distinct and group.kv_cache_spec.prefix_cacheable:
+            kept = distinct[size] + num_recomputed[size]
+            whole += largest_unknown[size] + (min(kept, num_chunks) if group.kv_cache_spec.is_state else kept)
+    return TraceNeed(
+        largest_request=1 + num_reserved + largest,
+        whole_trace=1 + num_reserved + max(whole, largest),
+    )
+
+
+def _num_reserved(spec: KVCacheSpec) -> int:
+    return spec.sink_len // spec.block_size if isinstance(spec, SinkFullAttentionSpec) else 0
+
+
+def _blocks_alone(manager: KVCacheManager, num_prompt_tokens: int, num_output_tokens: int, chunk: int) -> int:
+    """What the books refuse a request for, in a pool that has no block to give."""
+    request = Request("asked", num_prompt_tokens=num_prompt_tokens)
+    refusal = drive(
+        manager,
+        request,
+        manager.get_computed_blocks(request),
+        num_output_tokens=num_output_tokens,
+        max_num_batched_tokens=chunk,
+    )
+    assert refusal is not None
+    return refusal.pools[0].needed
 
 
 def default_pool_sizes(need: TraceNeed) -> list[int]:
@@ -78,3 +130,20 @@ def blocks_in_memory(memory_bytes: int, bytes_per_token: int, block_size: int) -
             "per token, and a pool needs 2 (one is the null block)"
         )
     return num_blocks
+
+
+def hash_unit(trace: Trace, groups: Sequence[KVCacheGroupSpec]) -> int:
+    """The largest unit in which both the blocks of the groups and the ids of the trace can be told apart, in tokens.
+
+    Raises `ReplayError` when it is so small that a replay would drown in digests.
+    """
+    sizes = [group.block_size for group in groups if group.kv_cache_spec.prefix_cacheable]
+    unit = gcd(*(sizes or [group.block_size for group in groups]), *trace.units())
+    if trace.units() and unit < min(SMALLEST_UNIT, *sizes, *trace.units()):
+        units = ", ".join(str(unit) for unit in trace.units())
+        blocks = ", ".join(str(size) for size in sorted(set(sizes)))
+        raise ReplayError(
+            f"blocks of {blocks} tokens and ids of {units} tokens have only {unit} in common: choose another block "
+            "size, or groups with one"
+        )
+    return unit

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+from .by_kind import KindRun, by_kind
+from .kinds import listed
 from .result import RunResult
 
 
@@ -15,6 +17,8 @@ def verdict(runs: Sequence[RunResult]) -> list[str]:
     measured = [run for run in finished if run.replayed_requests]
     sentences += [_hit_rate(run) for run in measured[:1]]
     sentences += [_comparison(smaller, larger) for smaller, larger in pairwise(measured)]
+    for run in measured:
+        sentences += _losses(run)
     sentences += [_evictions(run) for run in measured if run.evicted_blocks]
     # Without evictions every larger pool behaves the same, so the smallest such pool says it all.
     sentences += [_no_evictions(run) for run in measured if not run.evicted_blocks][:1]
@@ -41,9 +45,46 @@ def _refusals(run: RunResult) -> str:
 
 def _hit_rate(run: RunResult) -> str:
     return (
-        f"At {_count(run.num_blocks, 'block')} of {_count(run.block_size, 'token')}, {run.hit_rate:.1%} of the "
+        f"At {_count(run.num_blocks, 'block')}{_of_tokens(run)}, {run.hit_rate:.1%} of the "
         f"prompt tokens were found in the cache ({run.hit_tokens:,} of {run.prompt_tokens:,})."
     )
+
+
+def _of_tokens(run: RunResult) -> str:
+    """Blocks of several groups have no one length."""
+    return "" if len(run.groups) > 1 else f" of {_count(run.block_size, 'token')}"
+
+
+def _losses(run: RunResult) -> list[str]:
+    """What could have been hit and was not, and which group of layers it was."""
+    lost = run.reusable_tokens - run.hit_tokens
+    if not lost:
+        return []
+    at = f"At {_count(run.num_blocks, 'block')}"
+    tokens: dict[str, int] = {}
+    for loss in run.losses:
+        tokens[loss.reason] = tokens.get(loss.reason, 0) + loss.tokens
+    greatest_first = sorted(tokens.items(), key=lambda item: -item[1])
+    reasons = ", ".join(f"{reason} ({count:,})" for reason, count in greatest_first)
+    sentences = [
+        f"{at} {_count(lost, 'prompt token')} {_were(lost)} computed again that an earlier prompt had in front too: "
+        f"{reasons}."
+    ]
+    if len(run.groups) > 1:
+        sentences.append(f"{at} {_worst(max(by_kind(run), key=lambda one: one.lost_tokens), lost)}")
+    return sentences
+
+
+def _worst(kind: KindRun, lost: int) -> str:
+    groups = "group" if len(kind.groups) == 1 else "groups"
+    return (
+        f"{kind.kind} ({groups} {listed(kind.groups)}) cost the most of that, {kind.lost_tokens / lost:.1%}: it "
+        f"shortened {_count(kind.shortened_hits, 'hit')} ({next(iter(kind.reasons))})."
+    )
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"
 
 
 def _comparison(smaller: RunResult, larger: RunResult) -> str:
