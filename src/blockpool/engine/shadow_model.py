@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from blockpool.cache import KVCacheConfig
@@ -28,6 +30,12 @@ class ShadowModel:
     def token_after(self, print_of_prefix: int) -> int:
         """The token that follows a prefix."""
         return mixed(print_of_prefix ^ NO_PREFIX) % self.vocab_size
+
+    def write_sinks(self, store: Store, sink_block_ids: Sequence[Sequence[int]]) -> None:
+        """What attention sinks hold, which a step never writes: once, before the first."""
+        for group_id, blocks in enumerate(sink_block_ids):
+            if blocks:
+                store.write(sink_access("sinks", group_id, self.groups[group_id].block_size, list(blocks)), 0)
 
     def forward(self, steps: list[RequestStep], store: Store) -> list[list[int]]:
         for group_id, group in enumerate(self.groups):
