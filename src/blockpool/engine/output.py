@@ -35,9 +35,23 @@ class CachedRequestData(msgspec.Struct):
     nulled: tuple[list[int], ...]
 
 
+class LoadData(msgspec.Struct):
+    """Blocks that a connector is to fill with tokens first .. last-1 of a request, once clears and copies are made.
+
+    `token_ids`: the first `last` tokens. `block_ids`: the whole table per group, 0 where nothing is needed.
+    """
+
+    request_id: str
+    first: int
+    last: int
+    token_ids: list[int]
+    block_ids: tuple[list[int], ...]
+
+
 class SchedulerOutput(msgspec.Struct):
     """One step. A worker forgets what ended or was preempted, brings its tables up to date, clears, copies, computes.
 
+    `step_id`: -1 when there is nothing to run now: no step, nothing to acknowledge, and all lists are empty.
     `running`: requests that take part, or whose table changed. `num_scheduled_tokens`: tokens to compute per request,
     drafts included; the last of them are its `draft_token_ids`. `clears`: blocks per group to zero before the copies.
     `finished_ids`: ended or aborted since the last step.
@@ -50,5 +64,6 @@ class SchedulerOutput(msgspec.Struct):
     draft_token_ids: dict[str, list[int]]
     copies: list[BlockCopy]
     clears: tuple[list[int], ...]
+    loads: list[LoadData]
     finished_ids: list[str]
     preempted_ids: list[str]

@@ -1,0 +1,51 @@
+"""A step as the scheduler remembers it: while it plans it, and until its results are there."""
+
+from __future__ import annotations
+
+from typing import final
+
+from blockpool.engine.output import CachedRequestData, LoadData, NewRequestData
+from blockpool.engine.request import EngineRequest
+
+
+@final
+class Part:
+    """A request's part in a step: `num_tokens` to compute, drafts included; `samples`: its next token comes of it.
+
+    `ahead`: some of the tokens were not known when it was planned. `epoch`: the life of the request that it is of.
+    """
+
+    def __init__(self, request: EngineRequest, num_tokens: int, num_drafts: int, samples: bool, ahead: bool) -> None:
+        self.request = request
+        self.epoch = request.epoch
+        self.num_tokens = num_tokens
+        self.num_drafts = num_drafts
+        self.samples = samples
+        self.ahead = ahead
+
+
+@final
+class Step:
+    """`budget`: tokens that may still be given to somebody. `is_short`: some running request lacks blocks, so that
+    nobody else may take any.
+    """
+
+    def __init__(self, step_id: int, budget: int) -> None:
+        self.step_id = step_id
+        self.budget = budget
+        self.is_short = False
+        self.parts: list[Part] = []
+        # what the worker will be told
+        self.new_requests: list[NewRequestData] = []
+        self.running: list[CachedRequestData] = []
+        self.loads: list[LoadData] = []
+        self.num_scheduled_tokens: dict[str, int] = {}
+        self.draft_token_ids: dict[str, list[int]] = {}
+
+    def told(self) -> None:
+        """The lists are the worker's now."""
+        self.new_requests = []
+        self.running = []
+        self.loads = []
+        self.num_scheduled_tokens = {}
+        self.draft_token_ids = {}
