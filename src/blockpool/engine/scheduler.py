@@ -441,7 +441,7 @@ class Scheduler:
 
     def _first_plan(self, step: Step, request: EngineRequest, hit: Hit) -> AllocationPlan | Refusal:
         """All of its known tokens must fit, or it would be preempted before it gives a token."""
-        plan = self._plan_whole(step, request, hit if hit.num_tokens else None)
+        plan = self._plan_whole(step, request, hit)
         if isinstance(plan, Refusal) and plan.reason is RefusalReason.NEVER_FITS and hit.num_tokens:
             plan = self._plan_whole(step, request, None)  # what a hit needs beside it is spared
         if not isinstance(plan, Refusal) or plan.reason is not RefusalReason.NEVER_FITS:
@@ -477,7 +477,7 @@ class Scheduler:
         plan = self.manager.plan(
             request,
             0,
-            hit=hit if hit.num_tokens else None,
+            hit=hit,
             num_external_computed_tokens=external,
             num_encoder_tokens=request.num_encoder_tokens,
             full_sequence_must_fit=True,
