@@ -22,15 +22,16 @@ def step(
     preempted: Sequence[str] = (),
 ) -> SchedulerOutput:
     return SchedulerOutput(
-        step_id,
-        list(new),
-        list(running),
-        tokens or {},
-        drafts or {},
-        list(copies),
-        clears,
-        list(finished),
-        list(preempted),
+        step_id=step_id,
+        new_requests=list(new),
+        running=list(running),
+        num_scheduled_tokens=tokens or {},
+        draft_token_ids=drafts or {},
+        copies=list(copies),
+        clears=clears,
+        loads=[],
+        finished_ids=list(finished),
+        preempted_ids=list(preempted),
     )
 
 

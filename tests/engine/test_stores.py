@@ -127,8 +127,8 @@ def test_an_error_says_who_reads_what_and_what_is_there() -> None:
     assert (error.request_id, error.group_id, error.token, error.block_id) == ("b", 0, 1, 1)
     assert (error.held, error.writer) == (1, "a")
     assert str(error) == (
-        "request 'b', group 0: reads token 1 in block 1, which holds another one's, of token 1 as request 'a' of group"
-        " 0 in step 3 has written it"
+        "request 'b', group 0: reads token 1 in block 1, which holds another one's, of token 1 as request 'a' of"
+        " group 0 in step 3 has written it"
     )
 
 

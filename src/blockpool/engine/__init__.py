@@ -6,6 +6,7 @@ The engine drives the cache; it knows no model but its reference one, no network
 from blockpool.engine.block_table import BlockTable
 from blockpool.engine.checked_store import CheckedStore
 from blockpool.engine.connector import Connector
+from blockpool.engine.engine import Engine
 from blockpool.engine.errors import EngineConfigError, EngineError, EngineRequestError, ResultError
 from blockpool.engine.fingerprint import Fingerprints
 from blockpool.engine.model import Model, RequestStep, StateBlocks
@@ -28,6 +29,7 @@ __all__ = [
     "CachedRequestData",
     "CheckedStore",
     "Connector",
+    "Engine",
     "EngineConfigError",
     "EngineError",
     "EngineRequest",

@@ -51,5 +51,6 @@ class Model(Protocol):
         """Compute all requests of a step. Per request that wants a token the greedy one behind each draft and, first
         of all, behind the token before them; for the others an empty list.
 
-        Keys and values of all requests are written before any are read: requests of one step may share blocks.
+        Requests of one step may share blocks of keys and values: in each layer all requests write theirs before any
+        is read. They never share states: all are read before any is written, as if all requests ran at once.
         """

@@ -76,8 +76,9 @@ class ReferenceModel:
         for layer in self.layers:
             spec = self.config.kv_cache_groups[layer.group_id].kv_cache_spec
             if isinstance(spec, MambaSpec):
-                for step, vectors in zip(steps, hidden, strict=True):
-                    self._recur(layer, step, vectors, store)
+                starts = [self._start_state(layer, step, store) for step in steps]
+                for step, vectors, state in zip(steps, hidden, starts, strict=True):
+                    self._recur(layer, step, vectors, state, store)
             else:
                 for step, vectors in zip(steps, hidden, strict=True):
                     self._write(layer, step, vectors, store)
@@ -131,14 +132,18 @@ class ReferenceModel:
 
     # -- recurrence ----------------------------------------------------------------------------------
 
-    def _recur(self, layer: Layer, step: RequestStep, vectors: list[Array], store: Store) -> None:
+    def _start_state(self, layer: Layer, step: RequestStep, store: Store) -> Array:
+        states = step.states[layer.group_id]
+        if states is None or step.first == 0:
+            return np.zeros((self.heads, self.head_dim, self.head_dim))
+        access = step.access(layer.group_id, np.array([step.first - 1]), np.array([states.start]))
+        state: Array = store.read(access, layer.number)[0][0]
+        return state
+
+    def _recur(self, layer: Layer, step: RequestStep, vectors: list[Array], state: Array, store: Store) -> None:
         """state = gate * state + key x value, per head; what a token reads is its query times the state."""
         states = step.states[layer.group_id]
         assert states is not None
-        state = np.zeros((self.heads, self.head_dim, self.head_dim))
-        if step.first:
-            access = step.access(layer.group_id, np.array([step.first - 1]), np.array([states.start]))
-            state = store.read(access, layer.number)[0][0]
         left = dict(zip(states.after, states.writes, strict=True))
         for at, x in enumerate(vectors):
             token = step.first + at

@@ -42,7 +42,9 @@ class ShadowModel:
             spec = group.kv_cache_spec
             if spec.is_state:
                 for step in steps:
-                    self._state(step, group_id, store)
+                    self._start_state(step, group_id, store)
+                for step in steps:
+                    self._leave_states(step, group_id, store)
             elif isinstance(spec, CircularBufferSpec):
                 for step in steps:
                     self._ring(step, group_id, spec, store)
@@ -69,13 +71,16 @@ class ShadowModel:
             for print_of_prefix in step.prints[step.last - 1 - step.num_drafts : step.last]
         ]
 
-    def _state(self, step: RequestStep, group_id: int, store: Store) -> None:
+    def _start_state(self, step: RequestStep, group_id: int, store: Store) -> None:
         states = step.states[group_id]
-        assert states is not None
-        if step.first > 0:
+        if states is not None and step.first > 0:
             store.read(step.access(group_id, np.array([step.first - 1]), np.array([states.start])), 0)
-        for after, block in zip(states.after, states.writes, strict=True):
-            store.write(step.access(group_id, np.array([after - 1]), np.array([block])), 0)
+
+    def _leave_states(self, step: RequestStep, group_id: int, store: Store) -> None:
+        states = step.states[group_id]
+        if states is not None:
+            for after, block in zip(states.after, states.writes, strict=True):
+                store.write(step.access(group_id, np.array([after - 1]), np.array([block])), 0)
 
     def _ring(self, step: RequestStep, group_id: int, spec: CircularBufferSpec, store: Store) -> None:
         row = step.rows[group_id]
