@@ -5,23 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from blockpool.engine.output import CachedRequestData, LoadData, NewRequestData
-from blockpool.engine.request import EngineRequest
-
-
-@final
-class Part:
-    """A request's part in a step: `num_tokens` to compute, drafts included; `samples`: its next token comes of it.
-
-    `ahead`: some of the tokens were not known when it was planned. `epoch`: the life of the request that it is of.
-    """
-
-    def __init__(self, request: EngineRequest, num_tokens: int, num_drafts: int, samples: bool, ahead: bool) -> None:
-        self.request = request
-        self.epoch = request.epoch
-        self.num_tokens = num_tokens
-        self.num_drafts = num_drafts
-        self.samples = samples
-        self.ahead = ahead
+from blockpool.engine.request import Part
 
 
 @final

@@ -55,12 +55,14 @@ class Limits:
         return new
 
     def fits_in_pieces(self, request: EngineRequest) -> bool:
-        """Whether the known tokens would fit the empty pools, computed one by one."""
+        """Whether the known tokens would fit the empty pools, computed one by one with one step in flight."""
         groups = self.manager.groups
         total = [0] * len(groups.pools)
         prompt, encoder = request.num_prompt_tokens, request.num_encoder_tokens
         for at, manager in enumerate(groups.managers):
             blocks = manager.table_length(request.num_tokens, prompt, encoder)
+            manager.max_steps_in_flight = 1
             most = manager.most_blocks(self.max_model_len, 1, prompt)
+            manager.max_steps_in_flight = self.max_steps_in_flight
             total[groups.pool_of[at]] += blocks if most is None else min(blocks, most)
         return all(total[pool] <= groups.capacity(pool) for pool in range(len(total)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import SupportsIndex
+from typing import Final, SupportsIndex, final
 
 from blockpool.cache import Request
 from blockpool.engine.errors import EngineRequestError
@@ -12,6 +12,25 @@ from blockpool.engine.told import ToldTable
 from blockpool.hashing import BlockHasher, ExtraKeys
 
 NO_ORDER = (0, 0.0, -1)
+NO_TOKENS: Final[list[int]] = []
+
+
+@final
+class Part:
+    """A request's part in a step: `num_tokens` to compute, drafts included; `samples`: its next token comes of it.
+
+    `epoch`: the life of the request that it is of. `ahead`: some of the tokens were not known when it was planned.
+    `tokens`: its result.
+    """
+
+    def __init__(self, request: EngineRequest) -> None:
+        self.request = request
+        self.epoch = 0
+        self.num_tokens = 0
+        self.num_drafts = 0
+        self.samples = False
+        self.ahead = False
+        self.tokens: list[int] = NO_TOKENS
 
 
 class EngineRequest(Request):
@@ -69,7 +88,7 @@ class EngineRequest(Request):
         self.most_tokens = self.num_prompt_tokens + max_tokens  # it ends there
         self.num_promised = 0
         self.num_drafts_in_flight = 0
-        self.drafts: list[int] = []
+        self.drafts: list[int] = NO_TOKENS
         self.is_loading = False
         self.may_load = True
         self.epoch = 0  # grows when it loses its blocks: what steps in flight give is of another life then
@@ -77,12 +96,14 @@ class EngineRequest(Request):
         self.is_told = False  # whether the worker knows it
         self.num_told = 0  # tokens
         self.told: list[ToldTable] = []
+        self.spare: Part | None = None
         # Tokens go into the chain of hashes when a block of them is there: each call of the chain has its price.
         self._unit = 1
         if self.block_hashes is not None and self.block_hashes.num_lookahead_tokens == 0:
             self._unit = self.block_hashes.hash_block_size
         self._num_chained = self.num_tokens
         self._chain_at = (self.num_tokens // self._unit + 1) * self._unit
+        self._num_hashes = super().num_hashes()
 
     @property
     def num_output_tokens(self) -> int:
@@ -103,5 +124,18 @@ class EngineRequest(Request):
         if self.num_tokens >= self._chain_at:
             if self.block_hashes is not None:
                 self.block_hashes.append_tokens(self.tokens[self._num_chained :])
+                self._num_hashes = len(self.block_hashes)
             self._num_chained = self.num_tokens
             self._chain_at = (self.num_tokens // self._unit + 1) * self._unit
+
+    def num_hashes(self) -> int:
+        """How many digests the request has, one per hash block of its known tokens."""
+        return self._num_hashes
+
+    def part(self) -> Part:
+        """A part in a step, made once and used again when its step has run."""
+        spare = self.spare
+        if spare is None:
+            return Part(self)
+        self.spare = None
+        return spare

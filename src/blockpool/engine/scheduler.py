@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Final
 
 from blockpool.cache import EMPTY_PLAN, AllocationPlan, Hit, KVCacheManager, Refusal, RefusalReason
 from blockpool.engine.connector import Connector
 from blockpool.engine.errors import EngineConfigError, EngineRequestError, ResultError
-from blockpool.engine.in_flight import Part, Step
+from blockpool.engine.in_flight import Step
 from blockpool.engine.limits import Limits
 from blockpool.engine.loads import Leases
 from blockpool.engine.output import CachedRequestData, LoadData, NewRequestData, SchedulerOutput
-from blockpool.engine.request import EngineRequest
+from blockpool.engine.request import NO_TOKENS, EngineRequest, Part
 from blockpool.engine.request_queue import RequestQueue
 from blockpool.engine.states import FinishedRequest, FinishReason, RequestState
 from blockpool.engine.told import ToldTable
 
-NO_TOKENS: list[int] = []
+AT_REST: Final = EMPTY_PLAN  # no lookup of a name in the hottest path
 
 
 class Scheduler:
@@ -69,7 +70,7 @@ class Scheduler:
         self._next_step = 0
         self._acknowledged = -1
         self._steps: deque[Step] = deque()  # in flight, oldest first
-        self._late: dict[int, dict[str, list[int]]] = {}  # results that came before their turn
+        self._late: set[int] = set()  # steps whose results came before their turn
         self._finished: list[FinishedRequest] = []
         self._ended: list[str] = []  # the worker is to forget them
         self._preempted: list[str] = []
@@ -226,7 +227,7 @@ class Scheduler:
         plan = self.manager.plan(
             request, new, num_lookahead_tokens=len(drafts), num_encoder_tokens=request.num_encoder_tokens
         )
-        if plan is not EMPTY_PLAN:
+        if plan is not AT_REST:
             if isinstance(plan, Refusal):
                 drafts = NO_TOKENS
                 found = self._make_room(step, request, new)
@@ -259,7 +260,13 @@ class Scheduler:
         total = new + num_drafts
         end = request.num_computed_tokens + new
         samples = end == request.num_tokens + request.num_promised
-        step.parts.append(Part(request, total, num_drafts, samples, end > request.num_tokens))
+        part = request.part()
+        part.epoch = request.epoch
+        part.num_tokens = total
+        part.num_drafts = num_drafts
+        part.samples = samples
+        part.ahead = end > request.num_tokens
+        step.parts.append(part)
         step.num_scheduled_tokens[request_id] = total
         step.budget -= total
         request.num_computed_tokens = end + num_drafts
@@ -330,7 +337,7 @@ class Scheduler:
                 break  # it will give blocks back itself when that has run
             victim = self._last_running()
             if victim is request:
-                if len(self.running) > 1:
+                if not self._runs_alone(request):
                     self._preempt(request)
                 break
             if self._preempt(victim):
@@ -344,6 +351,13 @@ class Scheduler:
         while self.running.requests[at].is_loading:
             at -= 1
         return self.running.requests[at]
+
+    def _runs_alone(self, request: EngineRequest) -> bool:
+        """Whether nobody would gain by its blocks now: the others, if any, are being loaded."""
+        for other in self.running.requests:
+            if other is not request and not other.is_loading:
+                return False
+        return True
 
     def _preempt(self, request: EngineRequest) -> bool:
         """Take a request's blocks; it will compute again what is evicted meanwhile. Whether they come only later."""
@@ -386,6 +400,7 @@ class Scheduler:
 
     def _close(self, request: EngineRequest, reason: FinishReason, message: str) -> None:
         request.state = RequestState.FINISHED
+        request.spare = None
         self._finished.append(FinishedRequest(request.request_id, reason, message))
 
     # -- admission -----------------------------------------------------------------------------------
@@ -536,12 +551,13 @@ class Scheduler:
         check_results(step, results)
         new_tokens: dict[str, list[int]] = {}
         if step is not self._steps[0]:
-            self._late[step_id] = results
+            self._late.add(step_id)
             return new_tokens
-        self._settle(step, results, new_tokens)
+        self._settle(step, new_tokens)
         while self._steps and self._steps[0].step_id in self._late:
             step = self._steps[0]
-            self._settle(step, self._late.pop(step.step_id), new_tokens)
+            self._late.remove(step.step_id)
+            self._settle(step, new_tokens)
         return new_tokens
 
     def _find(self, step_id: int) -> Step:
@@ -550,21 +566,20 @@ class Scheduler:
                 return step
         raise ResultError(f"step {step_id} was never scheduled")
 
-    def _settle(self, step: Step, results: dict[str, list[int]], new_tokens: dict[str, list[int]]) -> None:
+    def _settle(self, step: Step, new_tokens: dict[str, list[int]]) -> None:
         self._steps.popleft()
         self._acknowledged = step.step_id
         self.manager.acknowledge(step.step_id)
         for part in step.parts:
             request = part.request
-            if request.epoch != part.epoch:
-                continue  # it has ended, or was preempted, since
-            request.num_in_flight_tokens -= part.num_tokens
-            if part.samples:
-                self._take_tokens(request, part, results[request.request_id], new_tokens)
+            if request.epoch == part.epoch:  # it has not ended, nor been preempted, since
+                request.num_in_flight_tokens -= part.num_tokens
+                request.spare = part
+                if part.samples:
+                    self._take_tokens(request, part, new_tokens)
 
-    def _take_tokens(
-        self, request: EngineRequest, part: Part, tokens: list[int], new_tokens: dict[str, list[int]]
-    ) -> None:
+    def _take_tokens(self, request: EngineRequest, part: Part, new_tokens: dict[str, list[int]]) -> None:
+        tokens = part.tokens
         if part.num_drafts:
             request.num_computed_tokens -= part.num_drafts + 1 - len(tokens)
             request.num_drafts_in_flight = 0
@@ -580,11 +595,8 @@ class Scheduler:
         request.append(tokens)
         if reason is None and request.num_tokens >= request.most_tokens:
             reason = FinishReason.LENGTH
-        request_id = request.request_id
-        if request_id in new_tokens:
-            new_tokens[request_id] = new_tokens[request_id] + tokens
-        else:
-            new_tokens[request_id] = tokens
+        earlier = new_tokens.get(request.request_id) if new_tokens else None
+        new_tokens[request.request_id] = tokens if earlier is None else earlier + tokens
         if (part.ahead or part.num_drafts) and not (part.num_drafts and self.limits.has_states):
             self._register(request, part.num_tokens)
         if reason is not None:
@@ -606,9 +618,13 @@ def check_results(step: Step, results: dict[str, list[int]]) -> None:
     num_given = 0
     for part in step.parts:
         tokens = results.get(part.request.request_id)
+        count = 0
         if tokens is not None:
             num_given += 1
-        count = 0 if tokens is None else len(tokens)
+            count = len(tokens)
+            part.tokens = tokens
+        if part.epoch != part.request.epoch:
+            continue  # nobody waits for them
         if part.samples:
             if not 1 <= count <= part.num_drafts + 1:
                 raise ResultError(
