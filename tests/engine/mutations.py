@@ -35,7 +35,7 @@ MUTATIONS = (
         "queue order by hash: what can be hit again goes to the back, the rest to the front",
         "pool/block_pool.py",
         (("            self.queue.prepend_vec(front)\n", "            self.queue.append_vec(front)\n"),),
-        ("tests/pool",),
+        ("tests/cache/test_machine.py",),
     ),
     Mutation(
         "touch before allocate: the hits of all groups are taken before any group gets new blocks",
