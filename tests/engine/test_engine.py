@@ -31,7 +31,7 @@ from tests.engine.hand_made import alone
 from tests.sizes import LONG
 
 HASHER = BlockHasher(hash_block_size=2, seed="engine")
-SEEDS = 300 if LONG else 8 if build_info().is_compiled else 3
+SEEDS = 300 if LONG else 8 if build_info().is_compiled else 5
 
 #: The specs of each model's groups, and how many blocks its longest request needs.
 MODELS: dict[str, tuple[int, tuple[KVCacheSpec, ...]]] = {
