@@ -186,14 +186,15 @@ def test_a_hit_that_makes_it_too_large_is_left_out() -> None:
     assert driver.reason(again) is FinishReason.LENGTH
 
 
-def test_a_long_prompt_passes_through_a_small_window() -> None:
-    """Its whole does not fit at once; piece by piece it does."""
-    manager = cache(4, SlidingWindowSpec(4, 5))
-    driver = Driver(manager)
+@pytest.mark.parametrize(("usable_blocks", "reason"), [(2, FinishReason.LENGTH), (1, FinishReason.ERROR)])
+def test_a_long_prompt_passes_through_a_small_window(usable_blocks: int, reason: FinishReason) -> None:
+    """Its whole does not fit at once; piece by piece it does, as long as a window does."""
+    driver = Driver(cache(usable_blocks, SlidingWindowSpec(4, 5), max_steps_in_flight=3))
     request = prompt("a", 60, max_tokens=6)
     driver.add(request)
     driver.run()
-    assert driver.reason(request) is FinishReason.LENGTH
+    assert driver.reason(request) is reason
+    driver.all_free()
 
 
 def test_a_prompt_without_room_for_an_answer_is_ended() -> None:

@@ -57,12 +57,14 @@ class Limits:
     def fits_in_pieces(self, request: EngineRequest) -> bool:
         """Whether the known tokens would fit the empty pools, computed one by one with one step in flight."""
         groups = self.manager.groups
-        total = [0] * len(groups.pools)
         prompt, encoder = request.num_prompt_tokens, request.num_encoder_tokens
-        for at, manager in enumerate(groups.managers):
-            blocks = manager.table_length(request.num_tokens, prompt, encoder)
-            manager.max_steps_in_flight = 1
-            most = manager.most_blocks(self.max_model_len, 1, prompt)
-            manager.max_steps_in_flight = self.max_steps_in_flight
-            total[groups.pool_of[at]] += blocks if most is None else min(blocks, most)
-        return all(total[pool] <= groups.capacity(pool) for pool in range(len(total)))
+        for computed in range(request.num_tokens - 1, -1, -1):  # the longest tables first
+            total = [0] * len(groups.pools)
+            for at, manager in enumerate(groups.managers):
+                length = manager.table_length(computed + 1, prompt, encoder)
+                first, end = manager.unread(computed, prompt)
+                total[groups.pool_of[at]] += length - max(0, min(end, length) - first)
+            for pool, blocks in enumerate(total):
+                if blocks > groups.capacity(pool):
+                    return False
+        return True

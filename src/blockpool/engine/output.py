@@ -7,7 +7,7 @@ import msgspec
 from blockpool.cache import BlockCopy
 
 
-class NewRequestData(msgspec.Struct):
+class NewRequestData(msgspec.Struct, gc=False):
     """A request that was admitted, or resumed after a preemption: told in full.
 
     `token_ids`: all known tokens, prompt and outputs. `num_computed_tokens`: where the step's computation starts;
@@ -21,7 +21,7 @@ class NewRequestData(msgspec.Struct):
     block_ids: tuple[list[int], ...]
 
 
-class CachedRequestData(msgspec.Struct):
+class CachedRequestData(msgspec.Struct, gc=False):
     """A request that the worker knows: only what changed.
 
     `new_token_ids`: verified tokens that were not told yet. `new_block_ids`: appended, per group. `nulled`: positions

@@ -20,7 +20,7 @@ class Part:
     """A request's part in a step: `num_tokens` to compute, drafts included; `samples`: its next token comes of it.
 
     `epoch`: the life of the request that it is of. `ahead`: some of the tokens were not known when it was planned.
-    `tokens`: its result.
+    `tokens`: its result; `counts`: whether the request got them.
     """
 
     def __init__(self, request: EngineRequest) -> None:
@@ -31,6 +31,7 @@ class Part:
         self.samples = False
         self.ahead = False
         self.tokens: list[int] = NO_TOKENS
+        self.counts = False
 
 
 class EngineRequest(Request):
@@ -119,14 +120,26 @@ class EngineRequest(Request):
 
     def append(self, tokens: list[int]) -> None:
         """The same, for a list."""
-        self.tokens.extend(tokens)
-        self.num_tokens += len(tokens)
+        if len(tokens) == 1:
+            self.tokens.append(tokens[0])
+            self.num_tokens += 1
+        else:
+            self.tokens.extend(tokens)
+            self.num_tokens += len(tokens)
         if self.num_tokens >= self._chain_at:
             if self.block_hashes is not None:
                 self.block_hashes.append_tokens(self.tokens[self._num_chained :])
                 self._num_hashes = len(self.block_hashes)
             self._num_chained = self.num_tokens
             self._chain_at = (self.num_tokens // self._unit + 1) * self._unit
+
+    def untold(self) -> list[int]:
+        """The tokens that the worker was not told yet; it is now."""
+        first = self.num_told
+        self.num_told = self.num_tokens
+        if first + 1 == self.num_tokens:
+            return [self.tokens[first]]
+        return self.tokens[first:]
 
     def num_hashes(self) -> int:
         """How many digests the request has, one per hash block of its known tokens."""

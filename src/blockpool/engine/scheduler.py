@@ -74,6 +74,7 @@ class Scheduler:
         self._finished: list[FinishedRequest] = []
         self._ended: list[str] = []  # the worker is to forget them
         self._preempted: list[str] = []
+        self._changed: type[CachedRequestData] = CachedRequestData
         self._no_blocks: tuple[list[int], ...] = tuple([[] for _ in manager.managers])
 
     # -- requests ------------------------------------------------------------------------------------
@@ -240,15 +241,8 @@ class Scheduler:
             self._tell_change(step, request)
         elif request.is_told:
             step.running.append(
-                CachedRequestData(
-                    request.request_id,
-                    computed,
-                    request.tokens[request.num_told :],
-                    self._no_blocks,
-                    self._no_blocks,
-                )
+                self._changed(request.request_id, computed, request.untold(), self._no_blocks, self._no_blocks)
             )
-            request.num_told = request.num_tokens
         else:
             self._tell_all(step, request)
         self._take_part(step, request, new, drafts)
@@ -266,6 +260,7 @@ class Scheduler:
         part.num_drafts = num_drafts
         part.samples = samples
         part.ahead = end > request.num_tokens
+        part.counts = False
         step.parts.append(part)
         step.num_scheduled_tokens[request_id] = total
         step.budget -= total
@@ -290,10 +285,10 @@ class Scheduler:
             gone: list[int] = []
             appended.append(request.told[at].tell(manager, request_id, gone))
             nulled.append(gone)
-        new_tokens = request.tokens[request.num_told :]
-        request.num_told = request.num_tokens
         step.running.append(
-            CachedRequestData(request_id, request.num_computed_tokens, new_tokens, tuple(appended), tuple(nulled))
+            CachedRequestData(
+                request_id, request.num_computed_tokens, request.untold(), tuple(appended), tuple(nulled)
+            )
         )
 
     def _tell_all(self, step: Step, request: EngineRequest) -> None:
@@ -549,15 +544,18 @@ class Scheduler:
             return {}
         step = self._find(step_id)
         check_results(step, results)
-        new_tokens: dict[str, list[int]] = {}
         if step is not self._steps[0]:
             self._late.add(step_id)
-            return new_tokens
-        self._settle(step, new_tokens)
+            return {}
+        if self._settle(step) and not self._late:
+            return results  # as they are
+        new_tokens: dict[str, list[int]] = {}
+        add_tokens(new_tokens, step)
         while self._steps and self._steps[0].step_id in self._late:
             step = self._steps[0]
             self._late.remove(step.step_id)
-            self._settle(step, new_tokens)
+            self._settle(step)
+            add_tokens(new_tokens, step)
         return new_tokens
 
     def _find(self, step_id: int) -> Step:
@@ -566,19 +564,28 @@ class Scheduler:
                 return step
         raise ResultError(f"step {step_id} was never scheduled")
 
-    def _settle(self, step: Step, new_tokens: dict[str, list[int]]) -> None:
+    def _settle(self, step: Step) -> bool:
+        """The step has run. Whether all of its results count, to the last token."""
         self._steps.popleft()
         self._acknowledged = step.step_id
         self.manager.acknowledge(step.step_id)
+        all_count = True
         for part in step.parts:
             request = part.request
             if request.epoch == part.epoch:  # it has not ended, nor been preempted, since
                 request.num_in_flight_tokens -= part.num_tokens
                 request.spare = part
                 if part.samples:
-                    self._take_tokens(request, part, new_tokens)
+                    tokens = part.tokens
+                    self._take_tokens(request, part)
+                    all_count = all_count and part.tokens is tokens
+                else:
+                    all_count = False
+            else:
+                all_count = False
+        return all_count
 
-    def _take_tokens(self, request: EngineRequest, part: Part, new_tokens: dict[str, list[int]]) -> None:
+    def _take_tokens(self, request: EngineRequest, part: Part) -> None:
         tokens = part.tokens
         if part.num_drafts:
             request.num_computed_tokens -= part.num_drafts + 1 - len(tokens)
@@ -589,14 +596,15 @@ class Scheduler:
         if request.stop_token_ids:
             for at, token in enumerate(tokens):
                 if token in request.stop_token_ids:
-                    tokens = tokens[: at + 1]
+                    if at + 1 < len(tokens):
+                        tokens = tokens[: at + 1]
+                        part.tokens = tokens
                     reason = FinishReason.STOP
                     break
         request.append(tokens)
         if reason is None and request.num_tokens >= request.most_tokens:
             reason = FinishReason.LENGTH
-        earlier = new_tokens.get(request.request_id) if new_tokens else None
-        new_tokens[request.request_id] = tokens if earlier is None else earlier + tokens
+        part.counts = True
         if (part.ahead or part.num_drafts) and not (part.num_drafts and self.limits.has_states):
             self._register(request, part.num_tokens)
         if reason is not None:
@@ -611,6 +619,15 @@ class Scheduler:
         unit = self.limits.hash_block_size
         if settled // unit > max(0, settled - num_tokens) // unit:
             self.manager.cache_blocks(request, settled)
+
+
+def add_tokens(new_tokens: dict[str, list[int]], step: Step) -> None:
+    """What requests got from a step that has run."""
+    for part in step.parts:
+        if part.counts:
+            request_id = part.request.request_id
+            earlier = new_tokens.get(request_id)
+            new_tokens[request_id] = part.tokens if earlier is None else earlier + part.tokens
 
 
 def check_results(step: Step, results: dict[str, list[int]]) -> None:
