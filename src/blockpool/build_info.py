@@ -6,7 +6,7 @@ import importlib
 
 import msgspec
 
-ROOMS = tuple(f"blockpool.{room}" for room in ("pool", "managers", "cache", "integrations.vllm"))
+ROOMS = tuple(f"blockpool.{room}" for room in ("pool", "managers", "cache", "engine", "integrations.vllm"))
 #: Interpreted in every build: exceptions and plain values, where nothing is hot.
 INTERPRETED = frozenset(
     {"errors", "events", "reports", "audit", "specs", "config", "plan", "block_copy"}
@@ -25,6 +25,24 @@ INTERPRETED = frozenset(
         "selftest",
         "twins",
         "speed",
+    }
+    | {
+        "output",
+        "states",
+        "connector",
+        "engine",
+        "worker",
+        "block_table",
+        "slots",
+        "reads",
+        "fingerprint",
+        "store",
+        "paged_store",
+        "shadow_store",
+        "checked_store",
+        "model",
+        "reference_model",
+        "shadow_model",
     }
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import SupportsIndex
+from typing import Final, SupportsIndex
 
 from librt.vecs import append, vec
 from mypy_extensions import i32
@@ -28,7 +28,8 @@ from blockpool.cache.worker_lists import WorkerLists
 from blockpool.managers import NOTHING_FOUND, CommonHit, Coordinator, SingleTypeKVCacheManager
 from blockpool.pool import BlockPool, KVCacheEvent, PoolMetrics
 
-UNLIMITED = 1 << 62
+UNLIMITED = 1 << 60  # compiled code computes with 62 bits
+AT_REST: Final = EMPTY_PLAN  # no lookup of a name in the hottest path
 NO_BLOCKS = KVCacheBlocks(())
 NO_SCRATCH: list[int] = []
 
@@ -269,7 +270,7 @@ class KVCacheManager:
             to_register = min(main, request.num_tokens)
         if is_running:
             if self._is_at_rest(request, main, slots, settled, num_encoder_tokens, to_register):
-                return EMPTY_PLAN
+                return AT_REST
             self._check_readable(request, computed, main)
         version = self.groups.version()
         moves = self._moves(request.request_id, is_running and num_new_tokens > 0)

@@ -191,7 +191,8 @@ class SingleTypeKVCacheManager:
             return False
         if table.tail_block != 0 or not self.can_read(request_id, num_computed_tokens, num_tokens, num_prompt_tokens):
             return False
-        if len(self.droppable(request_id, settled_tokens, num_prompt_tokens)) > 0:
+        _, unread = self.unread(settled_tokens, num_prompt_tokens)
+        if unread > table.num_dropped and len(self.droppable(request_id, settled_tokens, num_prompt_tokens)) > 0:
             return False
         if not self.prefix_cacheable:
             return True

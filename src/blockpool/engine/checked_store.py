@@ -1,0 +1,39 @@
+"""A memory that is watched: what is read is checked first."""
+
+from __future__ import annotations
+
+from blockpool.cache import BlockCopy, KVCacheConfig
+from blockpool.engine.shadow_store import ShadowStore
+from blockpool.engine.store import Access, Array, Store
+
+
+class CheckedStore:
+    """A store and, for each layer number, a ShadowStore that sees every access to it."""
+
+    def __init__(self, config: KVCacheConfig, store: Store) -> None:
+        self.store = store
+        num_layers = max(len(group.layer_names) for group in config.kv_cache_groups)
+        self.shadows = [ShadowStore(config) for _ in range(num_layers)]
+
+    def begin_step(self, step_id: int) -> None:
+        for shadow in self.shadows:
+            shadow.begin_step(step_id)
+        self.store.begin_step(step_id)
+
+    def clear(self, group_id: int, block_ids: list[int]) -> None:
+        for shadow in self.shadows:
+            shadow.clear(group_id, block_ids)
+        self.store.clear(group_id, block_ids)
+
+    def copy(self, order: BlockCopy) -> None:
+        for shadow in self.shadows:
+            shadow.copy(order)
+        self.store.copy(order)
+
+    def write(self, access: Access, layer: int, *values: Array) -> None:
+        self.shadows[layer].write(access, layer)
+        self.store.write(access, layer, *values)
+
+    def read(self, access: Access, layer: int) -> tuple[Array, ...]:
+        self.shadows[layer].read(access, layer)
+        return self.store.read(access, layer)

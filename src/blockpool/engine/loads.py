@@ -1,0 +1,46 @@
+"""Blocks that somebody elsewhere may still be writing, though their request is gone."""
+
+from __future__ import annotations
+
+from typing import final
+
+from blockpool.cache import KVCacheManager
+from blockpool.engine.request import EngineRequest
+from blockpool.pool import BlockPool, Hold
+
+
+@final
+class Leases:
+    """Holds on the blocks of aborted loads, until the connector reports back, or for `lease` by the pools' clock."""
+
+    def __init__(self, manager: KVCacheManager, lease: float | None) -> None:
+        self.manager = manager
+        self.lease = lease
+        self.holds: dict[str, list[tuple[BlockPool, Hold]]] = {}
+
+    def take(self, request: EngineRequest) -> None:
+        """Before a request is given back that is being loaded. What an earlier one of that id has, goes on."""
+        manager = self.manager
+        holds = self.holds.setdefault(request.request_id, [])
+        for group in manager.managers:
+            pool = group.pool
+            until: float | None = None
+            if self.lease is not None and pool.clock is not None:
+                until = pool.clock() + self.lease
+            blocks = [block for block in reversed(group.block_ids(request.request_id)) if block]
+            holds.append((pool, pool.hold(blocks, f"load of {request.request_id}", until=until)))
+
+    def end(self, request_id: str) -> bool:
+        """The connector has reported back; whether there was anything to end."""
+        holds = self.holds.pop(request_id, None)
+        if holds is None:
+            return False
+        for pool, hold in holds:
+            pool.release(hold)
+        return True
+
+    def expire(self) -> None:
+        """Give back what was kept long enough; a report that comes later is counted, and changes nothing."""
+        if self.holds and self.lease is not None:
+            for pool in self.manager.pools:
+                pool.expire_holds()

@@ -1,0 +1,91 @@
+"""The KV memory itself: pages of numbers, one per block and layer, for keys and values or for a state."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from blockpool.cache import BlockCopy, KVCacheConfig
+from blockpool.engine.store import Access, Array, StoreError
+
+
+class PagedStore:
+    """Float64 memory for all layers of a model: the keys and values of a token have `shape` (heads, head_dim), a
+    state of a layer `state_shape`.
+
+    `layers[group][layer]`: views [num_blocks, block_size, *shape] of keys and of values, or one [num_blocks,
+    *state_shape] of states. The first layers of all groups that share a pool share its pages, so do the second ones,
+    and so on: a block has one content there, whichever group it belongs to.
+    """
+
+    def __init__(
+        self, config: KVCacheConfig, shape: tuple[int, ...], state_shape: tuple[int, ...] | None = None
+    ) -> None:
+        self.layers: list[list[tuple[Array, ...]]] = [[] for _ in config.kv_cache_groups]
+        self._pages: list[list[Array]] = [[] for _ in config.kv_cache_groups]
+        shapes: list[tuple[tuple[int, ...], ...]] = []
+        for group in config.kv_cache_groups:
+            if not group.kv_cache_spec.is_state:
+                shapes.append(((group.block_size, *shape), (group.block_size, *shape)))
+            elif state_shape is None:
+                raise StoreError(f"layers {group.layer_names} keep states: give a state_shape")
+            else:
+                shapes.append((state_shape,))
+        for pool, num_blocks in enumerate(config.pool_sizes):
+            members = [number for number, group in enumerate(config.kv_cache_groups) if group.pool == pool]
+            counts = [len(config.kv_cache_groups[number].layer_names) for number in members]
+            page_size = max(sum(map(math.prod, shapes[number])) for number in members)
+            for layer in range(max(counts)):
+                pages = np.zeros((num_blocks, page_size), np.float64)
+                for number, count in zip(members, counts, strict=True):
+                    if layer < count:
+                        self.layers[number].append(_views(pages, shapes[number]))
+                        self._pages[number].append(pages)
+
+    def begin_step(self, step_id: int) -> None:
+        """Nothing: memory has no steps."""
+
+    def clear(self, group_id: int, block_ids: list[int]) -> None:
+        for pages in self._pages[group_id]:
+            pages[block_ids] = 0.0
+
+    def copy(self, order: BlockCopy) -> None:
+        if order.dst_block_id == 0:
+            raise StoreError(f"group {order.group_id}: block {order.src_block_id} copied onto the null block")
+        for pages in self._pages[order.group_id]:
+            pages[order.dst_block_id] = pages[order.src_block_id]
+
+    def write(self, access: Access, layer: int, *values: Array) -> None:
+        for memory, new in zip(self.layers[access.group_id][layer], values, strict=True):
+            at = self._places(access, memory, len(values) == 1)
+            if not at[0].all():
+                raise StoreError(
+                    f"request {access.request_id!r}, group {access.group_id}: token"
+                    f" {access.tokens[int(np.argmin(at[0] != 0))]} written to the null block"
+                )
+            memory[at] = new
+
+    def read(self, access: Access, layer: int) -> tuple[Array, ...]:
+        arrays = self.layers[access.group_id][layer]
+        return tuple([memory[self._places(access, memory, len(arrays) == 1)] for memory in arrays])
+
+    def _places(self, access: Access, memory: Array, is_state: bool) -> tuple[np.ndarray, ...]:
+        if is_state:
+            return (access.slots,)
+        block_size = memory.shape[1]
+        return access.slots // block_size, access.slots % block_size
+
+
+def _views(pages: Array, shapes: tuple[tuple[int, ...], ...]) -> tuple[Array, ...]:
+    """Arrays of these shapes, one after another within each page."""
+    views: list[Array] = []
+    first = 0
+    for shape in shapes:
+        inner = [math.prod(shape[axis + 1 :]) * pages.itemsize for axis in range(len(shape))]
+        view: Array = np.ndarray(
+            (len(pages), *shape), np.float64, pages, first * pages.itemsize, (pages.strides[0], *inner)
+        )
+        views.append(view)
+        first += math.prod(shape)
+    return tuple(views)

@@ -1,0 +1,170 @@
+"""Requests whose KV comes from elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from blockpool.engine import EngineRequest, FinishReason, RequestState, Scheduler, SchedulerOutput
+from blockpool.managers import SlidingWindowSpec
+from tests.engine.driver import FULL, cache, prompt
+
+
+class Elsewhere:
+    """Has the first `num_tokens` tokens of every prompt; None: it does not know yet."""
+
+    def __init__(self, num_tokens: int | None) -> None:
+        self.num_tokens = num_tokens
+
+    def get_num_external_tokens(self, request: EngineRequest, num_computed_tokens: int) -> int | None:
+        return None if self.num_tokens is None else max(0, self.num_tokens - num_computed_tokens)
+
+
+def scheduler(usable_blocks: int, num_tokens: int | None, **options: object) -> Scheduler:
+    lease = options.pop("lease", None)
+    assert lease is None or isinstance(lease, float)
+    manager = cache(usable_blocks, **options)  # type: ignore[arg-type]
+    return Scheduler(manager, max_num_seqs=4, max_num_batched_tokens=64, connector=Elsewhere(num_tokens), lease=lease)
+
+
+def ran(s: Scheduler, output: SchedulerOutput, **tokens: list[int]) -> None:
+    s.update(output.step_id, tokens)
+
+
+def test_a_request_waits_for_its_load_and_goes_on_behind_it() -> None:
+    s = scheduler(10, 8)
+    request = prompt("a", 11)
+    s.add_request(request)
+    output = s.schedule()
+    assert output.num_scheduled_tokens == {}
+    (load,) = output.loads
+    assert (load.request_id, load.first, load.last, load.block_ids) == ("a", 0, 8, ([1, 2],))
+    assert load.token_ids == list(range(8))
+    assert request.state is RequestState.WAITING_FOR_REMOTE_KVS
+    ran(s, output)
+    assert s.schedule().step_id == -1
+    assert s.manager.get_computed_blocks(prompt("b", 11)).num_tokens == 0  # nothing is there yet
+    assert s.finished_recving("a")
+    assert not s.finished_recving("a")
+    assert s.manager.get_computed_blocks(prompt("b", 11)).num_tokens == 8
+    output = s.schedule()
+    assert output.num_scheduled_tokens == {"a": 3}
+    assert [(r.num_computed_tokens, r.block_ids) for r in output.new_requests] == [(8, ([1, 2, 3],))]
+    ran(s, output, a=[1])
+
+
+def test_a_load_that_fails_is_computed() -> None:
+    s = scheduler(10, 8)
+    request = prompt("a", 11)
+    s.add_request(request)
+    ran(s, s.schedule())
+    assert s.failed_recving("a")
+    assert s.manager.pool.get_num_free_blocks() == 10
+    output = s.schedule()
+    assert (output.loads, output.num_scheduled_tokens) == ([], {"a": 11})
+    ran(s, output, a=[1])
+
+
+def test_the_last_token_is_computed_here() -> None:
+    s = scheduler(10, 100)
+    s.add_request(prompt("a", 8))
+    output = s.schedule()
+    assert output.loads[0].last == 7
+    ran(s, output)
+    s.finished_recving("a")
+    assert s.schedule().num_scheduled_tokens == {"a": 1}
+
+
+def test_a_connector_that_does_not_know_yet_is_asked_again() -> None:
+    s = scheduler(10, None)
+    s.add_request(prompt("a", 8))
+    assert s.schedule().step_id == -1
+    assert isinstance(s.connector, Elsewhere)
+    s.connector.num_tokens = 0
+    assert s.schedule().num_scheduled_tokens == {"a": 8}
+
+
+def test_what_is_here_is_not_loaded() -> None:
+    s = scheduler(10, 8)
+    s.manager.allocate_slots(prompt("before", 11), 11)
+    s.add_request(prompt("a", 11))
+    output = s.schedule()
+    assert output.loads == []
+    assert output.num_scheduled_tokens == {"a": 3}
+
+
+def test_who_waits_for_a_load_is_nobodys_victim() -> None:
+    s = scheduler(5, 0)
+    assert isinstance(s.connector, Elsewhere)
+    a, b = prompt("a", 8), prompt("b", [7] * 8)
+    s.add_request(a)
+    output = s.schedule()
+    s.connector.num_tokens = 8
+    s.add_request(b)
+    ran(s, output, a=[1])
+    output = s.schedule()  # a has 3 blocks, b's load 2
+    assert [load.request_id for load in output.loads] == ["b"]
+    ran(s, output, a=[1])
+    for _ in range(3):
+        output = s.schedule()
+        ran(s, output, a=[1])
+    assert a.num_tokens == 13
+    assert s.schedule().step_id == -1  # a needs a block, and nobody can give one
+    assert (a.num_preemptions, b.num_preemptions, a.state) == (0, 0, RequestState.RUNNING)
+    s.finished_recving("b")
+    assert s.schedule().num_scheduled_tokens == {"a": 1}
+    assert (a.num_preemptions, b.num_preemptions) == (0, 1)
+
+
+@pytest.mark.parametrize("in_time", [False, True])
+def test_blocks_that_may_still_be_written_are_kept(in_time: bool) -> None:
+    """S7 b: the owner aborts, the lease is 10: nobody gets them before, unless the load reports back."""
+    now = 0.0
+    s = scheduler(4, 8, clock=lambda: now, lease=10.0)
+    s.add_request(prompt("a", 9))
+    ran(s, s.schedule())
+    assert s.abort(["a"]) == ["a"]
+    pool = s.manager.pool
+    assert pool.get_num_free_blocks() == 2
+    assert isinstance(s.connector, Elsewhere)
+    s.connector.num_tokens = 0
+    s.add_request(prompt("b", [5] * 13, max_tokens=1))
+    now = 9.0
+    assert s.schedule().step_id == -1
+    if in_time:
+        assert not s.finished_recving("a")
+    now = 10.0
+    output = s.schedule()
+    assert output.num_scheduled_tokens == {"b": 13}
+    assert not s.finished_recving("a")  # too late: b has them now
+    assert not s.failed_recving("a")
+    assert pool.counters.late_releases == (0 if in_time else 1)
+    ran(s, output, b=[1])
+    assert pool.get_num_free_blocks() == 4
+    assert pool.audit() == []
+
+
+def test_a_load_may_end_a_hit_that_ends_inside_a_block() -> None:
+    """The part of a block that is here is left: the load brings the whole."""
+    s = scheduler(20, 12, unit=2)
+    first = prompt("first", 7, unit=2)
+    s.manager.allocate_slots(first, 7)
+    again = prompt("a", [*range(6), *range(50, 58)], unit=2)
+    assert s.manager.get_computed_blocks(again).num_tokens == 6
+    s.add_request(again)
+    (load,) = s.schedule().loads
+    assert (load.first, load.last) == (4, 12)
+
+
+def test_a_load_in_a_window() -> None:
+    manager = cache(20, FULL, SlidingWindowSpec(4, 5))
+    s = Scheduler(manager, max_num_seqs=4, max_num_batched_tokens=64, connector=Elsewhere(16))
+    s.add_request(prompt("a", 18))
+    output = s.schedule()
+    assert [sum(block > 0 for block in row) for row in output.loads[0].block_ids] == [4, 1]
+    ran(s, output)
+    s.finished_recving("a")
+    output = s.schedule()
+    ran(s, output, a=[3])
+    s.abort(["a"])
+    assert [end.reason for end in s.take_finished()] == [FinishReason.ABORT]
+    assert manager.pool.get_num_free_blocks() == 20
