@@ -22,6 +22,7 @@ INTERPRETED |= {"swap", "notice", "plugin", "selftest", "twins", "speed"}
 # Of the engine: all but what the scheduler runs in each step.
 INTERPRETED |= {"output", "states", "connector", "engine", "worker", "block_table", "slots", "reads", "fingerprint"}
 INTERPRETED |= {"store", "paged_store", "shadow_store", "checked_store", "model", "reference_model", "shadow_model"}
+INTERPRETED |= {"demo"}
 
 
 def compiled_rooms() -> list[Extension]:

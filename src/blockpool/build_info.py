@@ -43,6 +43,7 @@ INTERPRETED = frozenset(
         "model",
         "reference_model",
         "shadow_model",
+        "demo",
     }
 )
 

@@ -9,7 +9,7 @@ from blockpool.cache import Request
 from blockpool.engine.errors import EngineRequestError
 from blockpool.engine.states import RequestState
 from blockpool.engine.told import ToldTable
-from blockpool.hashing import BlockHasher, ExtraKeys
+from blockpool.hashing import BlockHasher, BlockHashes, ExtraKeys
 
 NO_ORDER = (0, 0.0, -1)
 NO_TOKENS: Final[list[int]] = []
@@ -38,7 +38,8 @@ class EngineRequest(Request):
     """A prompt to be continued by at most `max_tokens` tokens, or up to one of `stop_token_ids`, which is its last.
 
     `priority`: lower runs first, among equals by `arrival`, then in the order of adding; first come first served
-    looks at neither. `num_encoder_tokens`: for cross attention. All else as in the cache's Request.
+    looks at neither. `num_encoder_tokens`: for cross attention. All else as in the cache's Request: a prompt may be
+    known by its hashes alone, then what is generated is counted and leaves nothing to be found.
 
     The scheduler owns what follows. `num_promised`: tokens that steps in flight will give for certain, but nobody
     knows yet. `drafts`: to be verified with the next token.
@@ -47,7 +48,7 @@ class EngineRequest(Request):
     def __init__(
         self,
         request_id: str,
-        prompt_token_ids: Sequence[int],
+        prompt_token_ids: Sequence[int] | None = None,
         *,
         max_tokens: int = 16,
         stop_token_ids: Iterable[int] = (),
@@ -55,6 +56,8 @@ class EngineRequest(Request):
         arrival: float = 0.0,
         hasher: BlockHasher | None = None,
         extra_keys: ExtraKeys | None = None,
+        block_hashes: BlockHashes | None = None,
+        num_prompt_tokens: int | None = None,
         num_encoder_tokens: int = 0,
         skip_reading_prefix_cache: bool = False,
         no_store: bool = False,
@@ -66,6 +69,8 @@ class EngineRequest(Request):
             prompt_token_ids,
             hasher=hasher,
             extra_keys=extra_keys,
+            block_hashes=block_hashes,
+            num_prompt_tokens=num_prompt_tokens,
             skip_reading_prefix_cache=skip_reading_prefix_cache,
             no_store=no_store,
             lora_id=lora_id,
@@ -77,8 +82,8 @@ class EngineRequest(Request):
             raise EngineRequestError(
                 f"request {request_id!r}: num_encoder_tokens must not be negative, not {num_encoder_tokens}"
             )
-        assert self.all_token_ids is not None
-        self.tokens: list[int] = self.all_token_ids
+        self.tokens: list[int] = [] if self.all_token_ids is None else self.all_token_ids
+        self.knows_tokens: bool = self.all_token_ids is not None
         self.max_tokens = max_tokens
         self.stop_token_ids = frozenset(stop_token_ids)
         self.priority = priority
@@ -119,7 +124,10 @@ class EngineRequest(Request):
         self.append(list(token_ids) if isinstance(token_ids, Iterable) else [token_ids.__index__()])
 
     def append(self, tokens: list[int]) -> None:
-        """The same, for a list."""
+        """The same, for a list. Where the prompt's tokens are unknown, so are they, and only counted."""
+        if not self.knows_tokens:
+            self.num_tokens += len(tokens)
+            return
         if len(tokens) == 1:
             self.tokens.append(tokens[0])
             self.num_tokens += 1
@@ -137,6 +145,8 @@ class EngineRequest(Request):
         """The tokens that the worker was not told yet; it is now."""
         first = self.num_told
         self.num_told = self.num_tokens
+        if not self.knows_tokens:
+            return NO_TOKENS
         if first + 1 == self.num_tokens:
             return [self.tokens[first]]
         return self.tokens[first:]
