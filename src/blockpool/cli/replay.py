@@ -10,6 +10,7 @@ from .exits import INTERRUPTED, fail, input_errors, unless_interrupted
 from .memory_size import parse_memory
 from .model_options import lay_out_model, parse_retention
 from .progress import ProgressBar
+from .replay_output import STDOUT, trace_lines, write_json
 from .text_table import text_table
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from blockpool.replay import DigestedTrace, ReplayReport, RunResult
     from blockpool.traces import Trace
 
-STDOUT = "-"
 # What a pool can count; written out, since --help should not import the pool.
 MAX_NUM_BLOCKS = 2**27
 
@@ -96,8 +96,31 @@ def replay(
         ),
     ] = "dense",
     max_num_batched_tokens: Annotated[
-        int, typer.Option(metavar="TOKENS", min=1, help="The longest chunk of a prompt that is computed at once.")
+        int, typer.Option(metavar="TOKENS", min=1, help="The most tokens that are computed at once, in a step.")
     ] = 8192,
+    mode: Annotated[
+        str,
+        typer.Option(
+            metavar="sequential|concurrent",
+            help="One request after the other, or as they arrive, in steps whose time is computed.",
+        ),
+    ] = "sequential",
+    max_num_seqs: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Concurrent: requests that hold blocks at a time.  [default: 256]"),
+    ] = None,
+    step_overhead_us: Annotated[
+        float | None,
+        typer.Option(metavar="US", help="Concurrent: what every step takes.  [default: 500]"),
+    ] = None,
+    prefill_tokens_per_s: Annotated[
+        float | None,
+        typer.Option(metavar="TOKENS", help="Concurrent: how fast prompts are computed.  [default: 20000]"),
+    ] = None,
+    decode_ms: Annotated[
+        float | None,
+        typer.Option(metavar="MS", help="Concurrent: what a step takes more if it decodes.  [default: 15]"),
+    ] = None,
     skip_bad_lines: Annotated[
         bool,
         typer.Option("--skip-bad-lines", help="Count and skip malformed lines instead of stopping at the first."),
@@ -114,11 +137,14 @@ def replay(
     Example: blockpool replay conversation_trace.jsonl --num-blocks 1000,5000,20000
 
     Example: blockpool replay conversation_trace.jsonl --model google/gemma-3-27b-it --memory 40GiB
+
+    Example: blockpool replay trace.jsonl --mode concurrent --model Qwen/Qwen3-8B --memory 40GiB --decode-ms 12
     """
     sizes = _parse_sizes(num_blocks or [])
     memories = _parse_memories(memory, bool(sizes))
     _check_options(memory, model, groups, bytes_per_token, block_size, hash_block_size)
     interval = parse_retention(retention_interval)
+    clock = _clock_options(mode, max_num_seqs, step_overhead_us, prefill_tokens_per_s, decode_ms)
     if json is not None and json != STDOUT:
         _check_writable(Path(json))
 
@@ -146,6 +172,21 @@ def replay(
             fail(
                 f"a pool of {max(sizes):,} blocks ({sizes_from}) is larger than {MAX_NUM_BLOCKS:,}: give --num-blocks"
             )
+        if clock is not None:
+            from .replay_concurrent import run_concurrently
+
+            run_concurrently(
+                digested,
+                config,
+                sizes,
+                sizes_from,
+                layout=layout,
+                max_num_batched_tokens=max_num_batched_tokens,
+                clock=clock,
+                built_in=not traces,
+                json=json,
+            )
+            return
         runs, interrupted = _run_all(digested, config, sizes, max_num_batched_tokens)
     report = ReplayReport(
         traces=trace.names,
@@ -164,10 +205,36 @@ def replay(
     if json != STDOUT:
         _print_report(report, trace, config)
     if json is not None:
-        _write_json(report, json)
+        from blockpool.replay import report_as_json
+
+        write_json(report_as_json(report), json)
     if interrupted:
         print("interrupted", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
+
+
+def _clock_options(
+    mode: str,
+    max_num_seqs: int | None,
+    step_overhead_us: float | None,
+    prefill_tokens_per_s: float | None,
+    decode_ms: float | None,
+) -> dict[str, float] | None:
+    """The options of the concurrent mode that were given; None in the sequential one."""
+    given = {
+        "max_num_seqs": max_num_seqs,
+        "step_overhead_us": step_overhead_us,
+        "prefill_tokens_per_s": prefill_tokens_per_s,
+        "decode_ms": decode_ms,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    if mode == "concurrent":
+        return options
+    if mode != "sequential":
+        fail(f"--mode: {mode!r} is neither sequential nor concurrent")
+    for name in options:
+        fail(f"--{name.replace('_', '-')} is for --mode concurrent: one after the other, requests take no time")
+    return None
 
 
 def _parse_sizes(texts: list[str]) -> list[int]:
@@ -324,13 +391,8 @@ def _print_report(report: "ReplayReport", trace: "Trace", config: "KVCacheConfig
     from blockpool.models import groups_as_text
     from blockpool.replay import HEADINGS, KIND_HEADINGS, kind_rows, report_rows, verdict
 
-    if report.built_in:
-        typer.echo("No TRACE given, so this is the built-in workload: chats, agents and one-shot prompts, made up.")
-    else:
-        typer.echo(", ".join(report.traces))
-    if trace.first_bad_line is not None:
-        lines = "1 bad line" if report.skipped_bad_lines == 1 else f"{report.skipped_bad_lines:,} bad lines"
-        typer.echo(f"skipped {lines}, the first: {trace.first_bad_line}")
+    for line in trace_lines(trace, report.built_in):
+        typer.echo(line)
     several = len(config.kv_cache_groups) > 1
     if several:
         name = "" if report.model is None else f"{report.model}: "
@@ -352,17 +414,3 @@ def _print_report(report: "ReplayReport", trace: "Trace", config: "KVCacheConfig
         typer.echo()
     for sentence in verdict(report.runs):
         typer.echo(sentence)
-
-
-def _write_json(report: "ReplayReport", where: str) -> None:
-    from blockpool.replay import report_as_json
-
-    text = report_as_json(report)
-    if where == STDOUT:
-        sys.stdout.buffer.write(text)
-        sys.stdout.buffer.flush()
-        return
-    try:
-        Path(where).write_bytes(text)
-    except OSError as error:
-        fail(f"--json: {where} cannot be written: {error.strerror}")

@@ -6,6 +6,14 @@ know how a trace file is written, and it changes nothing in the books it drives.
 
 from .by_kind import KIND_HEADINGS, KindRun, by_kind, kind_rows
 from .capacity import PromptUse, blocks_for, findable_tokens, measure_prompt, most_concurrent
+from .concurrent import DEFAULT_NUM_SEQS, ConcurrentRun, Percentiles, replay_concurrently
+from .concurrent_report import (
+    CONCURRENT_HEADINGS,
+    ConcurrentReport,
+    concurrent_as_json,
+    concurrent_rows,
+    concurrent_verdict,
+)
 from .digests import DigestedTrace
 from .drive import DEFAULT_BATCHED_TOKENS, drive
 from .errors import ReplayError, ReplayInterrupted
@@ -22,27 +30,37 @@ from .sizes import (
     hash_unit,
     measure_need,
 )
+from .step_cost import StepCost
 from .verdict import verdict
 
 __all__ = [
+    "CONCURRENT_HEADINGS",
     "DEFAULT_BATCHED_TOKENS",
+    "DEFAULT_NUM_SEQS",
     "DEFAULT_SHARES",
     "HEADINGS",
     "KIND_HEADINGS",
+    "ConcurrentReport",
+    "ConcurrentRun",
     "DigestedTrace",
     "GroupRun",
     "KindRun",
     "Loss",
     "LossReason",
+    "Percentiles",
     "PromptUse",
     "ReplayError",
     "ReplayInterrupted",
     "ReplayReport",
     "RunResult",
+    "StepCost",
     "TraceNeed",
     "blocks_for",
     "blocks_in_memory",
     "by_kind",
+    "concurrent_as_json",
+    "concurrent_rows",
+    "concurrent_verdict",
     "default_block_size",
     "default_pool_sizes",
     "drive",
@@ -54,6 +72,7 @@ __all__ = [
     "measure_prompt",
     "most_concurrent",
     "replay",
+    "replay_concurrently",
     "report_as_json",
     "report_rows",
     "verdict",
