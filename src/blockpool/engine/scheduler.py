@@ -325,7 +325,13 @@ class Scheduler:
                 if new > 1:
                     new //= 2
                     continue
-                self._end(request, FinishReason.ERROR, str(plan))
+                if request.num_in_flight_tokens:
+                    break
+                if request.restarted_at == request.num_tokens:
+                    self._end(request, FinishReason.ERROR, str(plan))
+                else:  # blocks that rejected drafts have left may be what is too much
+                    request.restarted_at = request.num_tokens
+                    self._preempt(request)
                 return None
             if plan.reason is RefusalReason.WAIT_FOR_FENCE or step.is_short:
                 break
