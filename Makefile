@@ -1,6 +1,7 @@
 # make replay   the main job: replay a workload through a block pool (TRACE="file ..." ARGS="--num-blocks 4096")
 # make test     checks and all tests, on the compiled and on the pure build
 # make long     the random tests in their long size
+# make mutations   break the rules one by one in a copy of the source: does a test notice?
 # make bench    the figures of docs/performance.md
 # make check    ruff, mypy and the import contracts alone
 # make test-vllm PEER=DIR   vLLM's own tests and random operations, on its pool and on ours (compat/vllm/README.md)
@@ -16,7 +17,7 @@ TRACE ?=
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help replay test test-compiled test-pure long bench bench-vllm check clean
+.PHONY: help replay test test-compiled test-pure long mutations bench bench-vllm check clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -61,6 +62,9 @@ test-pure: $(PURE)/tested
 long: $(COMPILED)/tested $(PURE)/tested
 	BLOCKPOOL_LONG=1 BLOCKPOOL_EXPECT=compiled $(COMPILED)/bin/python -m pytest -n 2 $(PYTEST_ARGS)
 	BLOCKPOOL_LONG=1 BLOCKPOOL_EXPECT=pure $(PURE)/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+
+mutations: $(PURE)/tested
+	$(PURE)/bin/python tests/engine/mutations.py $(ARGS)
 
 bench: $(COMPILED)/installed
 	$(COMPILED)/bin/python benchmarks/run.py $(ARGS)

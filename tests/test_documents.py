@@ -200,7 +200,7 @@ def test_commands_exist(page: Path) -> None:
                 arguments = blockpool_arguments(command)
                 if arguments is not None:
                     parse(arguments, where)
-                for word in re.findall(r"(?:^|[|&;] *)blockpool (\w+)", command):
+                for word in re.findall(r"(?:^|[|&;] *)blockpool (\w[\w-]*)", command):
                     assert word in COMMANDS, where
     for subcommand in re.findall(r"`blockpool ([a-z]\w*)", prose(page)):
         assert subcommand in COMMANDS, f"{name(page)}: `blockpool {subcommand}`"

@@ -289,6 +289,7 @@ class ShadowEngine:
     def __init__(self, case: Case, c: random.Random, *, with_loads: bool = False) -> None:
         self.case = case
         self.c = c
+        self.has_drafts = case.num_drafts > 0
         sinks = [0] * len(case.pools)
         for group in case.groups:
             if isinstance(group.kv_cache_spec, SinkFullAttentionSpec):
@@ -381,7 +382,7 @@ class ShadowEngine:
         self.store.acknowledge(step_id)
         self.scheduler.update(step_id, results)
         self.take()
-        if self.case.num_drafts and self.c.random() < 0.8:
+        if self.has_drafts and self.c.random() < 0.8:
             self.draft()
 
     def take(self) -> None:
@@ -466,8 +467,9 @@ class ShadowEngine:
 
 
 def run_alone(case: Case, wanted: Wanted) -> FinishedRequest:
-    """One request in an engine of its own."""
+    """One request in an engine of its own. Without drafts, which may spread its growth over steps with more room."""
     engine = ShadowEngine(case, random.Random(0))
+    engine.has_drafts = False
     engine.add(wanted)
     while engine.scheduler.has_work or engine.pending:
         if not engine.schedule() and engine.pending:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from blockpool import build_info
-from blockpool.cache import KVCacheConfig, KVCacheManager
+from blockpool.cache import BlockCopy, KVCacheConfig, KVCacheManager
 from blockpool.engine import (
     CheckedStore,
     Engine,
@@ -43,6 +43,14 @@ MODELS: dict[str, tuple[int, tuple[KVCacheSpec, ...]]] = {
 }
 
 
+class CountingStore(CheckedStore):
+    num_copies = 0
+
+    def copy(self, order: BlockCopy) -> None:
+        self.num_copies += 1
+        super().copy(order)
+
+
 def groups_of(specs: tuple[KVCacheSpec, ...]) -> tuple[KVCacheGroupSpec, ...]:
     return tuple(
         KVCacheGroupSpec((f"{at}.0", f"{at}.1") if at == 0 else (f"{at}.0",), spec) for at, spec in enumerate(specs)
@@ -60,7 +68,7 @@ def run(name: str, seed: int) -> Engine:
     caching = "without checkpoints" not in name
     manager = KVCacheManager(config, max_steps_in_flight=steps, enable_caching=caching, max_in_flight_tokens=16)
     scheduler = Scheduler(manager, max_num_seqs=4, max_num_batched_tokens=c.choice([5, 16]))
-    engine = Engine(scheduler, Worker(config, CheckedStore(config, model.store()), model), steps)
+    engine = Engine(scheduler, Worker(config, CountingStore(config, model.store()), model), steps)
     shared = [c.randrange(64) for _ in range(16)]
     prompts: dict[str, list[int]] = {}
     expected: dict[str, list[int]] = {}
@@ -96,7 +104,7 @@ def run(name: str, seed: int) -> Engine:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_are_those_of_a_request_alone(name: str) -> None:
-    hits = preemptions = 0
+    hits = preemptions = copies = 0
     for seed in range(SEEDS):
         try:
             engine = run(name, seed)
@@ -105,8 +113,11 @@ def test_tokens_are_those_of_a_request_alone(name: str) -> None:
             raise
         hits += engine.scheduler.manager.stats.total.hits
         preemptions += engine.scheduler.num_preemptions
+        assert isinstance(engine.worker.store, CountingStore)
+        copies += engine.worker.store.num_copies
     assert hits > 0 or "without checkpoints" in name
     assert preemptions > 0
+    assert copies > 0 or name != "hits inside blocks"
 
 
 def test_results_come_when_enough_steps_are_in_flight() -> None:

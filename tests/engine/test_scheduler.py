@@ -277,6 +277,20 @@ def test_what_was_computed_ahead_is_found_as_soon_as_it_is_known() -> None:
     assert driver.manager.get_computed_blocks(again).num_tokens == 12
 
 
+def test_a_block_computed_ahead_is_found_with_its_last_token() -> None:
+    driver = Driver(cache(20, max_steps_in_flight=2))
+    request = prompt("a", 6)
+    driver.add(request)
+    driver.schedule()
+    driver.schedule()
+    driver.tell()
+    driver.schedule()  # token 8
+    for known, found in ((8, 4), (9, 8)):
+        driver.tell()
+        assert request.num_tokens == known
+        assert driver.manager.get_computed_blocks(prompt("b", [*request.tokens, 0])).num_tokens == found
+
+
 def test_results_out_of_order_are_held_back() -> None:
     driver = Driver(cache(20, max_steps_in_flight=3))
     request = prompt("a", 6)
@@ -337,6 +351,40 @@ def test_no_second_victim_for_one_shortage() -> None:
     assert [r.num_preemptions for r in (a, b, c)] == [0, 0, 1]
     driver.run()
     driver.all_free()
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_what_a_shortage_waits_for_is_nobody_elses(free: int) -> None:
+    """The first needs two blocks, its victim has one, which comes at a fence: it takes neither a second victim, nor
+    may others take what is free.
+    """
+    driver = Driver(cache(5 + free, max_steps_in_flight=4, max_in_flight_tokens=8))
+    a, *others = (prompt(name, [at] * (3 if at else 17), max_tokens=9) for at, name in enumerate("abcd"))
+    driver.add(a, *others)
+    assert driver.schedule().num_scheduled_tokens == {"a": 8, "b": 3, "c": 3, "d": 3}
+    assert driver.schedule().num_scheduled_tokens == {"b": 1, "c": 1, "d": 1}
+    driver.tell(0)
+    for _ in range(2):  # everybody needs blocks now
+        assert driver.schedule().step_id == -1
+        assert [r.num_preemptions for r in others] == [0, 0, 1]
+    driver.tell(1)
+    assert "a" in driver.schedule().num_scheduled_tokens
+    assert [r.num_preemptions for r in others] == [1 - free, 1, 1]  # now for what each lacks itself
+    driver.run()
+    driver.all_free()
+
+
+def test_nobody_is_preempted_for_what_a_step_in_flight_will_free() -> None:
+    driver = Driver(cache(4, SlidingWindowSpec(4, 5), max_steps_in_flight=3))
+    a, b = prompt("a", 8, max_tokens=9), prompt("b", [5] * 3, max_tokens=9)
+    driver.add(a, b)
+    driver.schedule()
+    driver.schedule()
+    assert driver.schedule().num_scheduled_tokens == {"a": 1}  # b has no block for token 5
+    driver.tell(0)
+    driver.tell(1)
+    assert driver.schedule().num_scheduled_tokens == {"a": 1, "b": 1}
+    assert (a.num_preemptions, b.num_preemptions) == (0, 0)
 
 
 def test_a_freed_victim_comes_after_it_is_told() -> None:

@@ -69,6 +69,7 @@ class Scheduler:
         self._num_added = 0
         self._next_step = 0
         self._acknowledged = -1
+        self._victims_fence = -1  # the last at which blocks of a preempted request come
         self._steps: deque[Step] = deque()  # in flight, oldest first
         self._late: set[int] = set()  # steps whose results came before their turn
         self._finished: list[FinishedRequest] = []
@@ -324,10 +325,18 @@ class Scheduler:
                 if new > 1:
                     new //= 2
                     continue
-                self._end(request, FinishReason.ERROR, str(plan))
+                if request.num_in_flight_tokens:
+                    break
+                if request.restarted_at == request.num_tokens:
+                    self._end(request, FinishReason.ERROR, str(plan))
+                else:  # blocks that rejected drafts have left may be what is too much
+                    request.restarted_at = request.num_tokens
+                    self._preempt(request)
                 return None
             if plan.reason is RefusalReason.WAIT_FOR_FENCE or step.is_short:
                 break
+            if self._victims_fence > self._acknowledged:
+                break  # a second victim for one shortage would not come sooner than the first
             if self.limits.drops and request.num_in_flight_tokens:
                 break  # it will give blocks back itself when that has run
             victim = self._last_running()
@@ -335,8 +344,7 @@ class Scheduler:
                 if not self._runs_alone(request):
                     self._preempt(request)
                 break
-            if self._preempt(victim):
-                break  # its blocks come at a fence: a second victim would not come sooner
+            self._preempt(victim)
         step.is_short = True
         return None
 
@@ -354,9 +362,11 @@ class Scheduler:
                 return False
         return True
 
-    def _preempt(self, request: EngineRequest) -> bool:
-        """Take a request's blocks; it will compute again what is evicted meanwhile. Whether they come only later."""
+    def _preempt(self, request: EngineRequest) -> None:
+        """Take a request's blocks; it will compute again what is evicted meanwhile."""
         fence = self._release(request)
+        if fence is not None:
+            self._victims_fence = max(self._victims_fence, fence)
         request.state = RequestState.PREEMPTED
         request.num_preemptions += 1
         self.num_preemptions += 1
@@ -364,7 +374,6 @@ class Scheduler:
             self._preempted.append(request.request_id)
             request.is_told = False
         self.waiting.add(request)
-        return fence is not None
 
     def _release(self, request: EngineRequest) -> int | None:
         """A running request loses its blocks: now, or at the fence returned, if a step in flight works on them."""

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockpool.cache import BlockCopy, KVCacheConfig
+from blockpool.engine.errors import EngineError
 from blockpool.engine.fingerprint import mixed
 from blockpool.engine.store import Access, Array, Prints, StoreError
 
@@ -32,7 +33,7 @@ class Operation:
         return f"the {self.kind} in step {self.step_id}" if self.kind != "start" else "nothing: it is as it was made"
 
 
-class ShadowError(AssertionError):
+class ShadowError(EngineError, AssertionError):
     """A read met a slot that holds another prefix than the reader's.
 
     `request_id`, `group_id`, `token`, `block_id`: who read what where; `held`: the token that the slot was written

@@ -8,13 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from blockpool.cache import BlockCopy
+from blockpool.engine.errors import EngineError
 from blockpool.engine.slots import Ints
 
 Array = npt.NDArray[np.float64]
 Prints = npt.NDArray[np.uint64]
 
 
-class StoreError(ValueError):
+class StoreError(EngineError, ValueError):
     """An access that no memory allows: a write to the null block, a slot that is not there."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from blockpool.cache import KVCacheConfig
 from blockpool.engine.block_table import BlockTable
+from blockpool.engine.errors import EngineError
 from blockpool.engine.fingerprint import Fingerprints
 from blockpool.engine.model import Model, RequestStep, StateBlocks
 from blockpool.engine.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -13,8 +14,8 @@ from blockpool.engine.store import Store
 from blockpool.managers import MambaSpec
 
 
-class WorkerError(ValueError):
-    """A step that does not follow from the ones before it."""
+class WorkerError(EngineError, ValueError):
+    """A step that does not follow from the ones before it. The worker that raised it is of no use any more."""
 
 
 class RunningRequest:

@@ -189,8 +189,11 @@ class SingleTypeKVCacheManager:
         table = self.tables.get(request_id)
         if table is None or self.table_length(num_tokens, num_prompt_tokens, num_encoder_tokens) > len(table):
             return False
-        if table.tail_block != 0 or not self.can_read(request_id, num_computed_tokens, num_tokens, num_prompt_tokens):
+        if table.tail_block != 0:
             return False
+        if table.num_dropped != 0 or self.is_state:  # else all is there
+            if not self.can_read(request_id, num_computed_tokens, num_tokens, num_prompt_tokens):
+                return False
         _, unread = self.unread(settled_tokens, num_prompt_tokens)
         if unread > table.num_dropped and len(self.droppable(request_id, settled_tokens, num_prompt_tokens)) > 0:
             return False
