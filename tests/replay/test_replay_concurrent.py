@@ -105,16 +105,17 @@ def test_the_budget_of_a_step():
 @property_settings(60)
 @given(
     trace=id_traces(4, max_requests=12),
-    groups=st.sampled_from(["full:4", "full:4,window=9:4", "window=5:4,full:8", "full:4,mamba:8"]),
+    groups=st.sampled_from(["full:4", "full:4,window=9:4", "window=5:4,full:8", "full:4,mamba:8", "mamba:4,full:16"]),
+    chunk=st.sampled_from([6, 20, 64]),
 )
-def test_far_apart_it_is_the_sequential_replay(trace: Trace, groups: str):
+def test_far_apart_it_is_the_sequential_replay(trace: Trace, groups: str, chunk: int):
     apart = [at(1e4 * number, request) for number, request in enumerate(trace.requests)]
     trace = Trace(requests=tuple(apart), names=trace.names)
     specs = parse_groups(groups)
     unit = hash_unit(trace, specs)
     config = KVCacheConfig(num_blocks=ENDLESS, kv_cache_groups=specs, hash_block_size=unit, partial_hits=False)
-    sequential = replay(DigestedTrace(trace, unit), config)
-    concurrent = run(trace, groups=groups)
+    sequential = replay(DigestedTrace(trace, unit), config, max_num_batched_tokens=chunk)
+    concurrent = run(trace, groups=groups, max_num_batched_tokens=chunk)
     assert concurrent.evicted_blocks == sequential.evicted_blocks == 0
     assert (concurrent.hit_tokens, concurrent.prompt_tokens) == (sequential.hit_tokens, sequential.prompt_tokens)
     assert concurrent.preemptions == concurrent.most_waiting == 0

@@ -41,17 +41,27 @@ class Limits:
         start = 0 if hit is None else hit.num_tokens
         new = min(request.num_tokens - start, budget, self.max_in_flight_tokens)
         if self.keeps_states and new > 1:
-            stop = self.manager.next_checkpoint(request, hit)
-            if stop is not None:
-                new = min(new, stop - start)
+            return self.where_states_are_kept(request, start, new, self.manager.next_checkpoint(request, hit))
         return new
 
     def next_chunk(self, request: EngineRequest, new: int) -> int:
         """Of `new` tokens of a running request, those before the next checkpoint of states."""
         if self.keeps_states and new > 1:
-            stop = self.manager.next_checkpoint(request)
-            if stop is not None:
-                return min(new, stop - request.num_computed_tokens)
+            start = request.num_computed_tokens
+            return self.where_states_are_kept(request, start, new, self.manager.next_checkpoint(request))
+        return new
+
+    def where_states_are_kept(self, request: EngineRequest, start: int, new: int, checkpoint: int | None) -> int:
+        """Of `new` tokens from `start`, those before the checkpoint; else before the last boundary at which a state
+        can be found, if what is known goes beyond it.
+        """
+        end = start + new
+        if checkpoint is not None and checkpoint <= end:
+            return checkpoint - start
+        if end < request.num_tokens:
+            aligned = end - end % self.manager.alignment
+            if aligned > start:
+                return aligned - start
         return new
 
     def fits_in_pieces(self, request: EngineRequest) -> bool:
