@@ -202,7 +202,7 @@ def test_commands_exist(page: Path) -> None:
                     parse(arguments, where)
                 for word in re.findall(r"(?:^|[|&;] *)blockpool (\w[\w-]*)", command):
                     assert word in COMMANDS, where
-    for subcommand in re.findall(r"`blockpool ([a-z]\w*)", prose(page)):
+    for subcommand in re.findall(r"`blockpool ([a-z][\w-]*)", prose(page)):
         assert subcommand in COMMANDS, f"{name(page)}: `blockpool {subcommand}`"
     for target in re.findall(r"`make ([a-z-]+)", prose(page)):
         assert target in TARGETS, f"{name(page)}: `make {target}`"

@@ -128,3 +128,56 @@ def test_chunks_leave_states(trace: str):
 )
 def test_options_that_contradict_or_miss_each_other(trace: str, config: str, options: tuple[str, ...], message: str):
     assert message in bad_input(trace, *(config if option == "MODEL" else option for option in options))
+
+
+# -- requests that overlap -------------------------------------------------------------------------------
+
+
+def test_the_concurrent_mode_runs_with_and_without_cache(trace: str):
+    output = replay(trace, "--mode", "concurrent", "--num-blocks", "40,50").stdout
+    lines = output.splitlines()
+    assert lines[:2] == [trace, "full:512"]
+    assert "6 requests as they arrive; at most 256 at a time, 8,192 tokens a step" in lines
+    rows = [line.split() for line in lines if line.split()[1:2] in (["on"], ["off"])]
+    assert [row[:4] for row in rows] == [[size, cache, "6", "0"] for size in ("40", "50") for cache in ("on", "off")]
+    assert "At 50 blocks the cache spared" in output
+
+
+def test_the_json_of_the_concurrent_mode(trace: str):
+    options = (
+        "--mode",
+        "concurrent",
+        "--groups",
+        HYBRID,
+        "--num-blocks",
+        "3000",
+        "--decode-ms",
+        "0",
+        "--max-num-seqs",
+        "3",
+    )
+    document = replay_json(trace, *options)
+    assert document["format"] == "blockpool.replay.concurrent/1"
+    assert document["max_num_seqs"] == 3
+    assert document["cost"] == {"step_overhead_us": 500.0, "prefill_tokens_per_s": 20_000.0, "decode_ms": 0.0}
+    on, off = document["runs"]
+    assert (on["with_cache"], off["with_cache"]) == (True, False)
+    assert on["hit_rate"] > off["hit_rate"] == 0.0
+    # The sum of the prompts, and of all answers but their last tokens.
+    assert off["computed_tokens"] == off["prompt_tokens"] + 6 * 29
+    assert on["computed_tokens"] + on["hit_tokens"] == off["computed_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--mode", "parallel"), "'parallel' is neither sequential nor concurrent"),
+        (("--decode-ms", "3"), "--decode-ms is for --mode concurrent"),
+        (("--max-num-seqs", "3"), "--max-num-seqs is for --mode concurrent"),
+        (("--mode", "concurrent", "--decode-ms", "-1"), "decode_ms must be a time of at least 0"),
+        (("--mode", "concurrent", "--decode-ms", "nan"), "decode_ms must be a time of at least 0"),
+        (("--mode", "concurrent", "--prefill-tokens-per-s", "0"), "prefill_tokens_per_s must be above 0"),
+    ],
+)
+def test_options_of_the_concurrent_mode(trace: str, options: tuple[str, ...], message: str):
+    assert message in bad_input(trace, "--num-blocks", "50", *options)

@@ -14,6 +14,7 @@ from blockpool.engine import (
     ResultError,
     Scheduler,
 )
+from blockpool.hashing import BlockHashes
 from blockpool.managers import MambaSpec, SlidingWindowSpec
 from tests.engine.driver import FULL, HASHERS, Driver, alone, cache, prompt
 
@@ -519,3 +520,44 @@ def test_tokens_go_into_the_chain_block_by_block() -> None:
     assert request.output_token_ids == [3, 4, 5, 6, 7, 8]
     assert request.digests(0, 2) == HASHERS[4].start(range(9)).raw(0, 2)
     assert request.num_hashes() == 2
+
+
+# -- requests known by their hashes alone ----------------------------------------------------------------
+
+
+def test_a_prompt_known_by_hashes_is_found_and_its_answer_only_counted() -> None:
+    manager = cache(20)
+    scheduler = Scheduler(manager, max_num_seqs=4, max_num_batched_tokens=64)
+    size = manager.pool.hash_block_size
+    tokens = list(range(2 * size + 1))
+    known = HASHERS[size].start(tokens)
+    steps = []
+    for name in ("a", "b"):
+        hashes = BlockHashes.from_digests(known.raw(), digest_size=manager.pool.digest_size, hash_block_size=size)
+        scheduler.add_request(
+            EngineRequest(name, num_prompt_tokens=len(tokens), block_hashes=hashes, max_tokens=2 * size)
+        )
+        while scheduler.has_work:
+            output = scheduler.schedule()
+            steps.append(output)
+            requests = scheduler.requests
+            full = [
+                i for i in output.num_scheduled_tokens if requests[i].num_computed_tokens == requests[i].num_tokens
+            ]
+            scheduler.update(output.step_id, dict.fromkeys(full, [0]))
+    assert [ended.reason for ended in scheduler.take_finished()] == [FinishReason.LENGTH] * 2
+    starts = [new.num_computed_tokens for output in steps for new in output.new_requests]
+    assert starts == [0, 2 * size]
+    assert all(new.token_ids == [] for output in steps for new in output.new_requests)
+    assert all(one.new_token_ids == [] for output in steps for one in output.running)
+    # The prompt's two blocks; nothing of the answers.
+    assert sum(manager.pool.get_cached_by_group().values()) == 2
+    assert manager.pool.get_num_free_blocks() == manager.pool.num_gpu_blocks - 1
+
+
+def test_a_chunk_that_the_budget_cuts_off_ends_where_a_state_can_be_found() -> None:
+    driver = Driver(cache(40, FULL, MambaSpec(8, mamba_cache_mode="align")), num_tokens=13)
+    driver.add(prompt("a", 40, max_tokens=2))
+    assert driver.manager.alignment == 4  # inside the blocks too
+    counts = [driver.step().num_scheduled_tokens["a"] for _ in range(4)]
+    assert counts == [12, 12, 12, 4]
