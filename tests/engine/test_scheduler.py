@@ -534,17 +534,13 @@ def test_a_prompt_known_by_hashes_is_found_and_its_answer_only_counted() -> None
     steps = []
     for name in ("a", "b"):
         hashes = BlockHashes.from_digests(known.raw(), digest_size=manager.pool.digest_size, hash_block_size=size)
-        scheduler.add_request(
-            EngineRequest(name, num_prompt_tokens=len(tokens), block_hashes=hashes, max_tokens=2 * size)
-        )
+        request = EngineRequest(name, num_prompt_tokens=len(tokens), block_hashes=hashes, max_tokens=2 * size)
+        scheduler.add_request(request)
         while scheduler.has_work:
             output = scheduler.schedule()
             steps.append(output)
-            requests = scheduler.requests
-            full = [
-                i for i in output.num_scheduled_tokens if requests[i].num_computed_tokens == requests[i].num_tokens
-            ]
-            scheduler.update(output.step_id, dict.fromkeys(full, [0]))
+            whole = request.num_computed_tokens == request.num_tokens
+            scheduler.update(output.step_id, {name: [0]} if whole else {})
     assert [ended.reason for ended in scheduler.take_finished()] == [FinishReason.LENGTH] * 2
     starts = [new.num_computed_tokens for output in steps for new in output.new_requests]
     assert starts == [0, 2 * size]
