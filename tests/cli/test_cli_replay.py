@@ -82,6 +82,7 @@ def test_the_json_of_a_run(trace: str):
             {"kind": "full:512", "block_size": 512, "held_at_peak": 7, "evicted_blocks": 0, "cached_blocks": 6}
         ],
         "losses": [],
+        "shortened_hits": {},
         "interrupted": False,
     }
 

@@ -98,6 +98,17 @@ def test_a_model_by_its_name(trace: str):
     assert run["num_blocks"] == 2**30 // 2_359_296
 
 
+def test_an_encoder_is_held_by_each_request(trace: str):
+    def refused(*options: str) -> int:
+        (run,) = replay_json(trace, "--num-blocks", "250", *options)["runs"]
+        return int(run["refused_requests"])
+
+    # 1,500 encoder tokens are 94 blocks, beside the 201 of the longest prompt and its answer.
+    as_groups = ("--groups", "full:16,cross:16", "--encoder-tokens")
+    assert refused("--model", "whisper-large-v3") == refused(*as_groups, "1500") > 0
+    assert refused(*as_groups, "16") == 0
+
+
 def test_chunks_leave_states(trace: str):
     def hits(*options: str) -> int:
         (run,) = replay_json(trace, "--groups", "full:16,mamba:16", "--num-blocks", "9000", *options)["runs"]
@@ -119,6 +130,10 @@ def test_chunks_leave_states(trace: str):
         (("--groups", "full:17"), "have only 1 in common"),
         (("--groups", "full:16", "--retention-interval", "often"), "'often' is neither dense nor a number"),
         (("--groups", "full:16", "--retention-interval", "17"), "multiple of the alignment 16, not 17"),
+        (("--kv-cache-dtype", "fp8"), "they need --model"),
+        (("--groups", "full:16", "--tensor-parallel-size", "2"), "they need --model"),
+        (("--groups", "full:16,cross:16"), "say how many with --encoder-tokens"),
+        (("--groups", "full:16", "--encoder-tokens", "5"), "no group has cross attention"),
         (("--model", "no/such-model"), "is no file, and no model that is known here"),
         (("--model", "absent/config.json"), "config.json"),
         (("--model", "MODEL", "--memory", "1KiB"), "a pool needs 2"),

@@ -32,6 +32,12 @@ HAPPENS = (
 )
 
 
+@pytest.mark.parametrize("seed", [60, 738, 17_406])
+def test_who_can_run_alone_is_never_given_up(seed: int) -> None:
+    """Too large with its drafts, in one piece, or in the pieces that others leave of a step."""
+    run_workload(seed)
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_read_sees_a_foreign_fingerprint(part: int) -> None:
     """Tokens are those of a request alone, and at the end everything is free and the books are sound."""

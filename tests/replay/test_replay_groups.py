@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import sys
 from math import lcm
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from blockpool.cache import KVCacheConfig
+from blockpool.cache import Hit, KVCacheConfig, KVCacheManager
 from blockpool.models import parse_groups
-from blockpool.replay import DigestedTrace, LossReason, ReplayError, RunResult, by_kind, drive, hash_unit, replay
+from blockpool.replay import (
+    DigestedTrace,
+    LossReason,
+    ReplayError,
+    RunResult,
+    by_kind,
+    drive,
+    hash_unit,
+    measure_need,
+    replay,
+)
 from blockpool.replay.expand import num_known_hash_blocks
+from blockpool.replay.losses import LossBook
 from blockpool.traces import Trace, TraceRequest
 from tests.sizes import property_settings
 
@@ -112,6 +124,8 @@ def test_the_figures_add_up(trace: Trace, groups: str, num_blocks: int, chunk: i
     result = run(trace, groups, num_blocks, chunk, retention_interval=policy)
     assert sum(loss.tokens for loss in result.losses) == result.reusable_tokens - result.hit_tokens
     assert all(loss.tokens > 0 < loss.requests <= result.replayed_requests for loss in result.losses)
+    assert all(hits <= result.replayed_requests for hits in result.shortened_hits.values())
+    assert set(result.shortened_hits) == {result.groups[loss.group].kind for loss in result.losses}
     assert sum(group.evicted_blocks for group in result.groups) == result.evicted_blocks
     assert sum(group.held_at_peak for group in result.groups) == result.peak_held_blocks <= num_blocks - 1
     assert sum(group.cached_blocks for group in result.groups) <= num_blocks - 1
@@ -215,6 +229,101 @@ def test_a_state_that_was_evicted():
     trace = trace_of(prompt(first), prompt(other), prompt([1, 2, 3, 4]))
     reasons = {loss.reason for size in range(6, 14) for loss in run(trace, "full:4,mamba:4", size).losses}
     assert LossReason.CHECKPOINT_EVICTED in reasons
+
+
+@pytest.mark.parametrize("interval", [0, None, 16])
+def test_nothing_is_blamed_on_evictions_where_there_are_none(interval: int | None):
+    """A step that ends at a boundary keeps its state only if the policy asks for it."""
+    first, second = list(range(1, 33)), [*range(1, 18), 77]
+    result = run(trace_of(prompt(first), prompt(second)), "full:4,mamba:8", chunk=16, retention_interval=interval)
+    assert result.evicted_blocks == 0
+    reasons = {loss.reason for loss in result.losses}
+    assert reasons <= {LossReason.NO_CHECKPOINT, LossReason.UNIT_TOO_COARSE}
+    assert (LossReason.NO_CHECKPOINT in reasons) == (interval == 0)
+
+
+def test_only_what_was_kept_can_have_been_evicted():
+    """A state was kept at 16, and in some pools it is gone; none was ever kept from there to 208."""
+    short, long = [1, 2, 3, 4, 5], [1, 2, 3, 4, *range(10, 70)]
+    seen = set()
+    for filler in range(4, 80):
+        trace = trace_of(prompt(short), prompt(long), prompt(list(range(200, 200 + filler))), prompt([*long[:52], 99]))
+        result = run(trace, "full:4,mamba:16", 84, chunk=1000)
+        losses = losses_of(result)
+        if losses.get((LossReason.EVICTED, 0), (0, 0))[1] == 0:
+            assert losses[LossReason.NO_CHECKPOINT, 1][1] in (192, 192 + 16)
+            seen.add(losses.get((LossReason.CHECKPOINT_EVICTED, 1), (0, 0))[1])
+    assert seen == {0, 16}
+
+
+def test_each_group_answers_for_what_lies_beyond_its_own_reach():
+    """Full attention has lost the end of the prefix, the window also what is before it."""
+
+    class Fixed:
+        def __init__(self, group_id: int, length: int, *, is_state: bool = False) -> None:
+            self.group_id, self.is_state, self.prefix_cacheable, self.block_size = group_id, is_state, True, 4
+            self.length = length
+
+        def find_longest_hit(self, chain: bytes, most: int, unit: int) -> Any:
+            return SimpleNamespace(num_tokens=min(self.length, most))
+
+    managers = [Fixed(0, 16), Fixed(1, 8)]
+    specs = parse_groups("full:4,window=9:4")
+    book = LossBook(
+        cast(
+            KVCacheManager,
+            SimpleNamespace(
+                managers=managers,
+                alignment=4,
+                config=SimpleNamespace(kv_cache_groups=specs),
+                pool=SimpleNamespace(hash_block_size=4),
+            ),
+        )
+    )
+    hit = cast(Hit, SimpleNamespace(num_tokens=8, own_lengths=(16, None), vetoed_by=1))
+    assert book.found(hit, b"", 46) == [
+        (LossReason.UNIT_TOO_COARSE, 0, 2),
+        (LossReason.EVICTED, 0, 28),
+        (LossReason.WINDOW_GONE, 1, 8),
+    ]
+    # Each alone resumes at 8, together at 4 only: the one that had the last word.
+    hit = cast(Hit, SimpleNamespace(num_tokens=4, own_lengths=(16, None), vetoed_by=1))
+    assert book.found(hit, b"", 44)[-1] == (LossReason.WINDOW_GONE, 1, 4)
+
+
+def test_cross_attention_holds_the_encoder_of_each_request():
+    result = replay(
+        DigestedTrace(trace_of(prompt([1, 2])), 4),
+        KVCacheConfig(num_blocks=40, kv_cache_groups=parse_groups("full:4,cross:4"), partial_hits=False),
+        num_encoder_tokens=50,
+    )
+    assert [group.held_at_peak for group in result.groups] == [2, 13]
+
+
+@exact
+@given(
+    trace=st.one_of(id_traces(4), token_traces()),
+    groups=hybrids(),
+    chunk=st.sampled_from([1, 6, 16, 64]),
+    num_encoder_tokens=st.sampled_from([0, 9]),
+)
+def test_a_pool_as_large_as_the_largest_request_refuses_none(
+    trace: Trace, groups: str, chunk: int, num_encoder_tokens: int
+):
+    specs = parse_groups(groups)
+    unit = hash_unit(trace, specs)
+    digested = DigestedTrace(trace, unit)
+    config = KVCacheConfig(num_blocks=1, kv_cache_groups=specs, hash_block_size=unit, partial_hits=False)
+    options = {"max_num_batched_tokens": chunk, "num_encoder_tokens": num_encoder_tokens}
+    need = measure_need(digested, config, **options).largest_request
+    enough = replay(digested, replace(config, num_blocks=need), **options)
+    assert enough.refused_requests == 0
+    assert enough.peak_held_blocks <= need - 1
+    # With one block less the largest one is refused, unless a hit or a state lets its chunks fall better.
+    alone = [trace_of(request) for request in trace.requests]
+    if need > 2 and "mamba" not in groups:
+        less = replace(config, num_blocks=need - 1)
+        assert any(replay(DigestedTrace(one, unit), less, **options).refused_requests for one in alone)
 
 
 def test_units_that_are_too_coarse():

@@ -20,6 +20,7 @@ def run(num_blocks: int = 100, **changes: int) -> RunResult:
         "trace_requests": 10,
         "groups": (),
         "losses": (),
+        "shortened_hits": {},
     }
     return RunResult(num_blocks=num_blocks, **(figures | changes))
 
@@ -137,6 +138,7 @@ def test_the_json_has_every_figure():
         "reusable_tokens": 500,
         "groups": [],
         "losses": [],
+        "shortened_hits": {},
         "evicted_blocks": 7,
         "evicted_unused_blocks": 0,
         "peak_held_blocks": 9,

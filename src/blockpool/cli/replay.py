@@ -66,11 +66,17 @@ def replay(
         typer.Option(metavar="GROUPS", help="The groups themselves, in place of a model: full:16,window=1024:16*5."),
     ] = None,
     kv_cache_dtype: Annotated[
-        str, typer.Option(metavar="DTYPE", help="With --model: what keys and values are kept in.")
-    ] = "auto",
+        str | None,
+        typer.Option(metavar="DTYPE", help="With --model: what keys and values are kept in.  [default: auto]"),
+    ] = None,
     tensor_parallel_size: Annotated[
-        int, typer.Option(metavar="RANKS", min=1, help="With --model: memory and blocks are those of one rank.")
-    ] = 1,
+        int | None,
+        typer.Option(metavar="RANKS", min=1, help="With --model: figures are those of one rank.  [default: 1]"),
+    ] = None,
+    encoder_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="TOKENS", min=1, help="What cross attention reads per request; default: the model's."),
+    ] = None,
     bytes_per_token: Annotated[
         int | None,
         typer.Option(metavar="BYTES", min=1, help="KV bytes of one token over all layers, for --memory."),
@@ -143,6 +149,8 @@ def replay(
     sizes = _parse_sizes(num_blocks or [])
     memories = _parse_memories(memory, bool(sizes))
     _check_options(memory, model, groups, bytes_per_token, block_size, hash_block_size)
+    if model is None and (kv_cache_dtype is not None or tensor_parallel_size is not None):
+        fail("--kv-cache-dtype and --tensor-parallel-size change what a block of a model costs: they need --model")
     interval = parse_retention(retention_interval)
     clock = _clock_options(mode, max_num_seqs, step_overhead_us, prefill_tokens_per_s, decode_ms)
     if json is not None and json != STDOUT:
@@ -156,9 +164,10 @@ def replay(
     with unless_interrupted(), input_errors(TraceError, ReplayError, ModelError, ConfigError):
         layout = None
         if model is not None:
-            layout = lay_out_model(model, block_size or 16, kv_cache_dtype, tensor_parallel_size)
+            layout = lay_out_model(model, block_size or 16, kv_cache_dtype or "auto", tensor_parallel_size or 1)
         trace = _load(traces or [], format, skip_bad_lines)
         config = _config(trace, layout, groups, block_size, hash_block_size, interval)
+        num_encoder_tokens = _num_encoder_tokens(encoder_tokens, layout, config)
         digested = DigestedTrace(trace, config.unit)
         if sizes:
             sizes_from = "given"
@@ -167,7 +176,7 @@ def replay(
             per = f"{layout.bytes_per_block:,} bytes per block" if layout else f"{bytes_per_token:,} bytes per token"
             sizes_from = f"{memory}, {per}"
         else:
-            sizes, sizes_from = _derived_sizes(digested, config, max_num_batched_tokens)
+            sizes, sizes_from = _derived_sizes(digested, config, max_num_batched_tokens, num_encoder_tokens)
         if max(sizes) > MAX_NUM_BLOCKS:
             fail(
                 f"a pool of {max(sizes):,} blocks ({sizes_from}) is larger than {MAX_NUM_BLOCKS:,}: give --num-blocks"
@@ -182,12 +191,13 @@ def replay(
                 sizes_from,
                 layout=layout,
                 max_num_batched_tokens=max_num_batched_tokens,
+                num_encoder_tokens=num_encoder_tokens,
                 clock=clock,
                 built_in=not traces,
                 json=json,
             )
             return
-        runs, interrupted = _run_all(digested, config, sizes, max_num_batched_tokens)
+        runs, interrupted = _run_all(digested, config, sizes, max_num_batched_tokens, num_encoder_tokens)
     report = ReplayReport(
         traces=trace.names,
         built_in=not traces,
@@ -313,6 +323,18 @@ def _config(
     )
 
 
+def _num_encoder_tokens(given: int | None, layout: "CacheLayout | None", config: "KVCacheConfig") -> int:
+    """What each request's cross attention reads: as given, or at most what the model's encoder gives."""
+    from blockpool.managers import CrossAttentionSpec
+
+    reads = any(isinstance(group.kv_cache_spec, CrossAttentionSpec) for group in config.kv_cache_groups)
+    if given is not None and not reads:
+        fail("--encoder-tokens: no group has cross attention")
+    if reads and given is None and layout is None:
+        fail("--groups: cross attention reads an encoder's tokens: say how many with --encoder-tokens")
+    return given or (layout.num_encoder_tokens if layout else 0)
+
+
 def _blocks_in(
     memory_bytes: int, layout: "CacheLayout | None", bytes_per_token: int | None, config: "KVCacheConfig"
 ) -> int:
@@ -343,11 +365,13 @@ def _load(paths: list[str], format: str | None, skip_bad_lines: bool) -> "Trace"
 
 
 def _derived_sizes(
-    digested: "DigestedTrace", config: "KVCacheConfig", max_num_batched_tokens: int
+    digested: "DigestedTrace", config: "KVCacheConfig", max_num_batched_tokens: int, num_encoder_tokens: int
 ) -> tuple[list[int], str]:
     from blockpool.replay import DEFAULT_SHARES, default_pool_sizes, measure_need
 
-    need = measure_need(digested, config, max_num_batched_tokens=max_num_batched_tokens)
+    need = measure_need(
+        digested, config, max_num_batched_tokens=max_num_batched_tokens, num_encoder_tokens=num_encoder_tokens
+    )
     shares = ", ".join(f"{share:.0%}" for share in DEFAULT_SHARES)
     one_group = len(config.kv_cache_groups) == 1
     whole = "with which this trace needs no eviction" if one_group else "that hold every prefix of this trace once"
@@ -359,7 +383,11 @@ def _derived_sizes(
 
 
 def _run_all(
-    digested: "DigestedTrace", config: "KVCacheConfig", sizes: list[int], max_num_batched_tokens: int
+    digested: "DigestedTrace",
+    config: "KVCacheConfig",
+    sizes: list[int],
+    max_num_batched_tokens: int,
+    num_encoder_tokens: int,
 ) -> tuple[list["RunResult"], bool]:
     """The runs, the last of them incomplete if the second value, "interrupted", is true."""
     from msgspec.structs import replace
@@ -375,6 +403,7 @@ def _run_all(
                     digested,
                     replace(config, num_blocks=size),
                     max_num_batched_tokens=max_num_batched_tokens,
+                    num_encoder_tokens=num_encoder_tokens,
                     on_progress=bar.update,
                 )
                 runs.append(run)

@@ -24,6 +24,7 @@ def run_concurrently(
     *,
     layout: "CacheLayout | None",
     max_num_batched_tokens: int,
+    num_encoder_tokens: int,
     clock: dict[str, Any],
     built_in: bool,
     json: str | None,
@@ -56,6 +57,7 @@ def run_concurrently(
                             cost,
                             max_num_seqs=max_num_seqs,
                             max_num_batched_tokens=max_num_batched_tokens,
+                            num_encoder_tokens=num_encoder_tokens,
                             enable_caching=enable_caching,
                             on_progress=bar.update,
                         )

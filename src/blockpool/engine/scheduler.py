@@ -438,11 +438,15 @@ class Scheduler:
                 answer = self._enter_loading(step, request, hit, external)
                 if answer is not None:
                     return answer
-        plan = self._first_plan(step, request, hit)
+        plan = self._first_plan(step.budget, request, hit)
         if isinstance(plan, Refusal):
             if plan.reason is RefusalReason.STATE_NOT_READY:
                 return True
             if plan.reason is RefusalReason.NEVER_FITS:
+                if step.budget < self.max_num_batched_tokens:  # cut into smaller pieces than it would be alone
+                    alone = self._first_plan(self.max_num_batched_tokens, request, hit)
+                    if not isinstance(alone, Refusal) or alone.reason is not RefusalReason.NEVER_FITS:
+                        return False
                 self._end(request, FinishReason.ERROR, str(plan))
                 return True
             return False
@@ -458,16 +462,18 @@ class Scheduler:
         self.running.add(request)
         request.state = state
 
-    def _first_plan(self, step: Step, request: EngineRequest, hit: Hit) -> AllocationPlan | Refusal:
+    def _first_plan(self, budget: int, request: EngineRequest, hit: Hit) -> AllocationPlan | Refusal:
         """All of its known tokens must fit, or it would be preempted before it gives a token."""
-        plan = self._plan_whole(step, request, hit)
+        plan = self._plan_whole(budget, request, hit)
         if isinstance(plan, Refusal) and plan.reason is RefusalReason.NEVER_FITS and hit.num_tokens:
-            plan = self._plan_whole(step, request, None)  # what a hit needs beside it is spared
+            plan = self._plan_whole(budget, request, None)  # what a hit needs beside it is spared
+        if isinstance(plan, Refusal) and plan.reason is RefusalReason.NEVER_FITS and self.limits.keeps_states:
+            plan = self._plan_whole(budget, request, None, request.num_tokens)  # and states on the way
         if not isinstance(plan, Refusal) or plan.reason is not RefusalReason.NEVER_FITS:
             return plan
         if not self.limits.drops or not self.limits.fits_in_pieces(request):
             return plan
-        new = self.limits.first_chunk(request, None, step.budget)
+        new = self.limits.first_chunk(request, None, budget)
         while True:
             piece = self.manager.plan(
                 request,
@@ -479,10 +485,13 @@ class Scheduler:
                 return piece
             new //= 2
 
-    def _plan_whole(self, step: Step, request: EngineRequest, hit: Hit | None) -> AllocationPlan | Refusal:
+    def _plan_whole(
+        self, budget: int, request: EngineRequest, hit: Hit | None, most: int = 0
+    ) -> AllocationPlan | Refusal:
+        """`most`: tokens to compute at once, whatever states could be kept on the way; 0: as many as may be."""
         return self.manager.plan(
             request,
-            self.limits.first_chunk(request, hit, step.budget),
+            min(most, budget) if most else self.limits.first_chunk(request, hit, budget),
             hit=hit,
             num_encoder_tokens=request.num_encoder_tokens,
             full_sequence_must_fit=True,

@@ -51,7 +51,7 @@ def _kind_run(run: RunResult, kind: str, groups: tuple[int, ...]) -> KindRun:
         held_at_peak=sum(run.groups[at].held_at_peak for at in groups),
         evicted_blocks=sum(run.groups[at].evicted_blocks for at in groups),
         cached_blocks=sum(run.groups[at].cached_blocks for at in groups),
-        shortened_hits=sum(loss.requests for loss in losses),
+        shortened_hits=run.shortened_hits.get(kind, 0),
         lost_tokens=sum(loss.tokens for loss in losses),
         reasons=dict(sorted(reasons.items(), key=lambda item: -item[1])),
     )

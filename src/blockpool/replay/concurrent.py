@@ -79,6 +79,7 @@ def replay_concurrently(
     *,
     max_num_seqs: int = DEFAULT_NUM_SEQS,
     max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS,
+    num_encoder_tokens: int = 0,
     enable_caching: bool = True,
     on_progress: Progress = _no_progress,
 ) -> ConcurrentRun:
@@ -96,7 +97,7 @@ def replay_concurrently(
         )
     manager = KVCacheManager(config, max_in_flight_tokens=max_num_batched_tokens, enable_caching=enable_caching)
     scheduler = Scheduler(manager, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-    return _Clockwork(digested, scheduler, cost, enable_caching, on_progress).run()
+    return _Clockwork(digested, scheduler, cost, num_encoder_tokens, enable_caching, on_progress).run()
 
 
 class _Clockwork:
@@ -107,12 +108,14 @@ class _Clockwork:
         digested: DigestedTrace,
         scheduler: Scheduler,
         cost: StepCost,
+        num_encoder_tokens: int,
         with_cache: bool,
         on_progress: Progress,
     ) -> None:
         self._digested = digested
         self._scheduler = scheduler
         self._cost = cost
+        self._num_encoder_tokens = num_encoder_tokens
         self._with_cache = with_cache
         self._on_progress = on_progress
         self._arrivals = enumerate(digested)
@@ -157,6 +160,7 @@ class _Clockwork:
                 ),
                 max_tokens=max(1, traced.num_output_tokens),
                 arrival=traced.arrival_s,
+                num_encoder_tokens=self._num_encoder_tokens,
             )
             self._next = traced.arrival_s, request
             return

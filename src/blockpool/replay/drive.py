@@ -1,6 +1,6 @@
 """One request through the books as an engine takes it there: the prompt in chunks, then the answer block by block."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import gcd
 
 from blockpool.cache import Hit, KVCacheManager, Refusal, Request
@@ -26,7 +26,8 @@ def drive(
     drops anything on the way, all is taken at once. `on_commit` is called when blocks were taken;
     `request.num_computed_tokens` then says how far the request is.
 
-    A refusal is returned, before anything has changed, when the request as a whole would not fit.
+    A refusal is returned, before anything has changed, when the blocks that are free cannot hold the request at its
+    peak, as it is computed here; an engine that admits by the worst case of any chunk asks for more.
     """
     prompt = request.num_prompt_tokens
     total = prompt + num_output_tokens
@@ -47,10 +48,10 @@ def drive(
             on_commit()
         return None
     has_states = any(one.is_state and one.prefix_cacheable for one in manager.managers)
-    growing = [one for one in manager.managers if one.table_length(total, prompt) > one.table_length(prompt, prompt)]
-    stride = gcd(*(one.block_size for one in growing)) or total
+    stride = _stride(manager, prompt, total)
     computed = hit.num_tokens
     adopted: Hit | None = hit
+    fits = False  # whatever comes; else it is asked step by step
     while computed < total:
         if computed >= prompt:
             end = min(total, computed + stride - computed % stride)
@@ -63,9 +64,15 @@ def drive(
             end - computed,
             hit=adopted,
             num_encoder_tokens=num_encoder_tokens,
-            full_sequence_must_fit=adopted is not None,
+            full_sequence_must_fit=adopted is not None and not fits,
         )
         if isinstance(plan, Refusal):
+            if adopted is not None and not fits:
+                free = [pool.get_num_free_blocks() for pool in manager.pools]
+                peaks = blocks_held(manager, hit, prompt, total, max_num_batched_tokens, num_encoder_tokens)
+                fits = all(held <= room for blocks in peaks for held, room in zip(blocks, free, strict=True))
+                if fits:
+                    continue
             manager.free(request)
             return plan
         manager.commit(plan)
@@ -74,6 +81,47 @@ def drive(
         if on_commit is not None:
             on_commit()
     return None
+
+
+def blocks_held(
+    manager: KVCacheManager,
+    hit: Hit | None,
+    num_prompt_tokens: int,
+    num_tokens: int,
+    max_num_batched_tokens: int,
+    num_encoder_tokens: int = 0,
+) -> Iterator[list[int]]:
+    """What a request holds per pool, in blocks, step after step, its hit included.
+
+    Chunks are taken as if none of them ended early for a state.
+    """
+    managers = manager.managers
+    pool_of = [group.pool for group in manager.config.kv_cache_groups]
+    computed = 0 if hit is None else hit.num_tokens
+    copied = [int(one.prefix_cacheable and computed % one.block_size != 0) for one in managers]
+    stride = _stride(manager, num_prompt_tokens, num_tokens)
+    while computed < num_tokens:
+        if computed < num_prompt_tokens:
+            end = min(num_prompt_tokens, computed + max_num_batched_tokens)
+        else:
+            end = min(num_tokens, computed + stride - computed % stride)
+        held = [0] * len(manager.pools)
+        for at, one in enumerate(managers):
+            length = one.table_length(end, num_prompt_tokens, num_encoder_tokens)
+            first, last = one.unread(computed, num_prompt_tokens)
+            held[pool_of[at]] += length - max(0, min(last, length) - first) + copied[at]
+        yield held
+        computed = end
+
+
+def _stride(manager: KVCacheManager, num_prompt_tokens: int, num_tokens: int) -> int:
+    """An answer is computed in pieces that end where some group that grows takes a block."""
+    growing = [
+        one.block_size
+        for one in manager.managers
+        if one.table_length(num_tokens, num_prompt_tokens) > one.table_length(num_prompt_tokens, num_prompt_tokens)
+    ]
+    return gcd(*growing) or num_tokens
 
 
 def _drops(unread: tuple[int, int]) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
 from blockpool.cache import Hit, KVCacheManager
-from blockpool.managers import ChunkedLocalAttentionSpec, SlidingWindowSpec
+from blockpool.managers import ChunkedLocalAttentionSpec, SingleTypeKVCacheManager, SlidingWindowSpec
 
 from .expand import DIGEST_BYTES
+from .kinds import group_kinds
 
 
 class LossReason(StrEnum):
@@ -20,9 +22,11 @@ class LossReason(StrEnum):
     WINDOW_GONE = "window tail gone"
     """The window before the resume point was handed out again, or was never kept."""
     NO_CHECKPOINT = "no checkpoint"
-    """No step ended there, or the policy kept no state."""
+    """No state was ever kept there: no step ended there, or the policy did not ask for one."""
     CHECKPOINT_EVICTED = "checkpoint evicted"
     """A state was kept there, and handed out again."""
+    NO_ROOM = "no room beside the hit"
+    """In so small a pool the request fits only when all of it is computed in its chunks."""
     UNIT_TOO_COARSE = "unit too coarse"
     """The rest behind the last multiple of the common unit, or the last token, which is always computed."""
     TOO_SHORT = "shorter than the smallest reusable prefix"
@@ -41,6 +45,14 @@ class Loss(msgspec.Struct, frozen=True):
     tokens: int
 
 
+class Lost(NamedTuple):
+    """What one request lost for one reason."""
+
+    reason: LossReason
+    group: int
+    tokens: int
+
+
 class LossBook:
     """Counts, per group and reason."""
 
@@ -48,54 +60,95 @@ class LossBook:
         self._manager = manager
         self._counts: dict[tuple[LossReason, int], list[int]] = {}
         self._unit = manager.alignment
-        cached = [one for one in manager.managers if one.prefix_cacheable]
-        self._coarsest = max(cached, key=lambda one: one.block_size).group_id if cached else 0
+        self._cached = [one for one in manager.managers if one.prefix_cacheable]
+        self._states = [one for one in self._cached if one.is_state]
+        self._coarsest = max(self._cached, key=lambda one: one.block_size).group_id if self._cached else 0
         specs = [group.kv_cache_spec for group in manager.config.kv_cache_groups]
         self._has_window = [isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec) for spec in specs]
-        self._has_states = [spec.is_state for spec in specs]
-        self._states_kept: set[bytes] = set()
+        # group and digest of every state that could be found when its step had ended
+        self._states_kept: set[tuple[int, bytes]] = set()
+        self._kinds = group_kinds(manager.config.kv_cache_groups)
+        self.shortened_hits: dict[str, int] = {}
         self.reusable_tokens = 0
 
-    def found(self, hit: Hit, chain: bytes, reusable: int) -> list[tuple[LossReason, int, int]]:
-        """Why a hit is shorter than the `reusable` tokens that could have been found: (reason, group, tokens).
+    def found(self, hit: Hit, chain: bytes, reusable: int) -> list[Lost]:
+        """Why a hit is shorter than the `reusable` tokens that could have been found.
 
-        To be asked before the request leaves anything itself.
+        To be asked before the request leaves anything itself. What lies beyond the longest prefix that a group has by
+        itself is lost to that group, group after group, the one with the longest first; what is missing then, because
+        two groups resume at different points, to the one that had the last word.
         """
         usable = reusable - reusable % self._unit
         if usable == 0:
-            return [(LossReason.TOO_SHORT, self._coarsest, reusable)]
-        lost = [(LossReason.UNIT_TOO_COARSE, self._coarsest, reusable - usable)]
+            return [Lost(LossReason.TOO_SHORT, self._coarsest, reusable)]
+        lost = [Lost(LossReason.UNIT_TOO_COARSE, self._coarsest, reusable - usable)]
         if hit.num_tokens < usable:
-            group = self._coarsest if hit.vetoed_by is None else hit.vetoed_by
-            lost.append((self._why(group, chain, hit.num_tokens, usable), group, usable - hit.num_tokens))
+            own = [(self._own_length(at, hit, chain, usable), -at) for at in range(len(self._cached))]
+            reached = usable
+            for length, at in sorted(own, reverse=True):
+                length = max(length, hit.num_tokens)
+                if length < reached:
+                    lost += self._between(self._cached[-at], chain, length, reached)
+                    reached = length
+            if hit.num_tokens < reached and hit.vetoed_by is not None:
+                lost += self._between(self._manager.managers[hit.vetoed_by], chain, hit.num_tokens, reached)
         return lost
 
-    def add(self, reusable: int, lost: list[tuple[LossReason, int, int]]) -> None:
+    def no_room_for(self, hit: Hit) -> Lost:
+        """The request starts without its hit, for which the groups that drop blocks leave no room."""
+        dropping = [one.group_id for one in self._cached if not one.reads_whole_prefix()]
+        return Lost(LossReason.NO_ROOM, dropping[0] if dropping else self._coarsest, hit.num_tokens)
+
+    def add(self, reusable: int, lost: list[Lost]) -> None:
         """Count what was found of one request."""
         self.reusable_tokens += reusable
+        kinds = set()
         for reason, group, tokens in lost:
             if tokens:
                 counts = self._counts.setdefault((reason, group), [0, 0])
                 counts[0] += 1
                 counts[1] += tokens
+                kinds.add(self._kinds[group])
+        for kind in kinds:
+            self.shortened_hits[kind] = self.shortened_hits.get(kind, 0) + 1
 
-    def kept(self, chain: bytes, num_tokens: int) -> None:
-        """A step has ended here: the states of this boundary are kept, if it is one."""
-        if num_tokens % self._unit == 0:
-            self._states_kept.add(self._digest(chain, num_tokens))
+    def step_ended(self, chain: bytes, num_tokens: int) -> None:
+        """If this is a boundary, and states of it can be found now, they were kept."""
+        if num_tokens % self._unit == 0 and num_tokens <= self._num_hashed(chain):
+            digest = self._digest(chain, num_tokens)
+            for one in self._states:
+                if one.pool.get_cached_block(digest, [one.group_id]) is not None:
+                    self._states_kept.add((one.group_id, digest))
 
     def losses(self) -> tuple[Loss, ...]:
         """The greatest first."""
         rows = [Loss(reason, group, *counts) for (reason, group), counts in self._counts.items()]
         return tuple(sorted(rows, key=lambda loss: (-loss.tokens, loss.group, loss.reason)))
 
-    def _why(self, group: int, chain: bytes, found: int, usable: int) -> LossReason:
-        if self._has_states[group]:
-            boundaries = range(usable, found, -self._unit)
-            if any(self._digest(chain, boundary) in self._states_kept for boundary in boundaries):
-                return LossReason.CHECKPOINT_EVICTED
-            return LossReason.NO_CHECKPOINT
-        return LossReason.WINDOW_GONE if self._has_window[group] else LossReason.EVICTED
+    def _own_length(self, at: int, hit: Hit, chain: bytes, usable: int) -> int:
+        one = self._cached[at]
+        known = hit.own_lengths[one.group_id]
+        if known is not None:
+            return min(known - known % self._unit, usable)
+        return one.find_longest_hit(chain, usable, self._unit).num_tokens
+
+    def _between(self, one: SingleTypeKVCacheManager, chain: bytes, found: int, reached: int) -> list[Lost]:
+        """The tokens from `found` to `reached` are lost to one group."""
+        if not one.is_state:
+            window = self._has_window[one.group_id]
+            return [Lost(LossReason.WINDOW_GONE if window else LossReason.EVICTED, one.group_id, reached - found)]
+        kept = found
+        for boundary in range(reached, found, -self._unit):
+            if (one.group_id, self._digest(chain, boundary)) in self._states_kept:
+                kept = boundary
+                break
+        return [
+            Lost(LossReason.NO_CHECKPOINT, one.group_id, reached - kept),
+            Lost(LossReason.CHECKPOINT_EVICTED, one.group_id, kept - found),
+        ]
+
+    def _num_hashed(self, chain: bytes) -> int:
+        return len(chain) // DIGEST_BYTES * self._manager.pool.hash_block_size
 
     def _digest(self, chain: bytes, num_tokens: int) -> bytes:
         end = num_tokens // self._manager.pool.hash_block_size * DIGEST_BYTES

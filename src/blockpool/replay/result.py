@@ -49,6 +49,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[GroupRun, ...]
     losses: tuple[Loss, ...]
     """Why reusable tokens were not hit: together that is `reusable_tokens` - `hit_tokens`. The greatest first."""
+    shortened_hits: dict[str, int]
+    """Lookups that found less than was reusable because of a group of this kind, each counted once."""
 
     @property
     def hit_rate(self) -> float:

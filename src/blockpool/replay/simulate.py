@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from blockpool.cache import KVCacheConfig, KVCacheManager, RefusalReason, Request
+from blockpool.cache import Hit, KVCacheConfig, KVCacheManager, Refusal, RefusalReason, Request
 from blockpool.hashing import BlockHashes
 from blockpool.managers import FullAttentionSpec, KVCacheGroupSpec
 
@@ -31,14 +31,16 @@ def replay(
     config: KVCacheConfig,
     *,
     max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS,
+    num_encoder_tokens: int = 0,
     on_progress: Progress = _no_progress,
 ) -> RunResult:
     """Replay the trace through the cache that `config` describes, in one pool.
 
     The config's hash unit is that of the trace's digests. Prompts are computed in chunks of at most
     `max_num_batched_tokens`, answers to their end: what a request generates is unknown to the trace, so those blocks
-    come back without a hash. At least one token of a prompt is computed even if all of it is cached. `on_progress` is
-    told now and then how many requests are done.
+    come back without a hash. At least one token of a prompt is computed even if all of it is cached.
+    `num_encoder_tokens`: what cross attention reads, of each request. `on_progress` is told now and then how many
+    requests are done.
 
     Raises `ReplayError` when config and digests do not fit, `ReplayInterrupted`, with what was measured so far, on
     Ctrl-C (or when `on_progress` raises `KeyboardInterrupt`).
@@ -50,7 +52,7 @@ def replay(
         )
     if max_num_batched_tokens < 1:
         raise ReplayError(f"max_num_batched_tokens must be at least 1 token, not {max_num_batched_tokens}")
-    run = _Run(digested, config, max_num_batched_tokens)
+    run = _Run(digested, config, max_num_batched_tokens, num_encoder_tokens)
     try:
         for number in range(0, len(digested), PROGRESS_EVERY):
             on_progress(number)
@@ -64,13 +66,16 @@ def replay(
 class _Run:
     """One pass over a trace, as far as it has come."""
 
-    def __init__(self, digested: DigestedTrace, config: KVCacheConfig, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, digested: DigestedTrace, config: KVCacheConfig, max_num_batched_tokens: int, num_encoder_tokens: int
+    ) -> None:
         self._digested = digested
         self._requests = iter(digested)
         self._config = config
         self._manager = KVCacheManager(config, max_in_flight_tokens=max_num_batched_tokens)
         self._has_states = any(one.is_state and one.prefix_cacheable for one in self._manager.managers)
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._num_encoder_tokens = num_encoder_tokens
         self._losses = LossBook(self._manager)
         self._seen = SeenPrefixes(digested.hash_block_size)
         # One entry per request, appended when it is done: an interruption leaves no half-counted request.
@@ -91,14 +96,11 @@ class _Run:
             hit = manager.get_computed_blocks(request)
             reusable = min(self._seen.longest(traced, chain), traced.num_prompt_tokens - 1)
             lost = self._losses.found(hit, chain, reusable)
-            refusal = drive(
-                manager,
-                request,
-                hit,
-                num_output_tokens=traced.num_output_tokens,
-                max_num_batched_tokens=self._max_num_batched_tokens,
-                on_commit=self._committed,
-            )
+            refusal = self._drive(request, hit, traced.num_output_tokens)
+            if refusal is not None and hit.num_tokens:
+                lost.append(self._losses.no_room_for(hit))
+                hit = manager.get_computed_blocks(request, 0)
+                refusal = self._drive(request, hit, traced.num_output_tokens)
             if refusal is not None:
                 # The pool is empty of requests, so only its size can be in the way.
                 assert refusal.reason is RefusalReason.NEVER_FITS, refusal
@@ -109,6 +111,17 @@ class _Run:
             self._losses.add(reusable, lost)
             self._hits.append(hit.num_tokens)
 
+    def _drive(self, request: Request, hit: Hit, num_output_tokens: int) -> Refusal | None:
+        return drive(
+            self._manager,
+            request,
+            hit,
+            num_output_tokens=num_output_tokens,
+            max_num_batched_tokens=self._max_num_batched_tokens,
+            num_encoder_tokens=self._num_encoder_tokens,
+            on_commit=self._committed,
+        )
+
     def _committed(self) -> None:
         manager, request = self._manager, self._request
         free = manager.pool.get_num_free_blocks()
@@ -116,7 +129,7 @@ class _Run:
             self._fewest_free = free
             self._held_at_peak = [one.num_kept(request.request_id) for one in manager.managers]
         if self._has_states:
-            self._losses.kept(self._chain, min(request.num_computed_tokens, request.num_prompt_tokens))
+            self._losses.step_ended(self._chain, min(request.num_computed_tokens, request.num_prompt_tokens))
 
     def result(self) -> RunResult:
         """The figures so far."""
@@ -138,6 +151,7 @@ class _Run:
             trace_requests=len(self._digested),
             groups=self._groups(counters.evicted_by_group),
             losses=self._losses.losses(),
+            shortened_hits=self._losses.shortened_hits,
         )
 
     def _groups(self, evicted: dict[int, int]) -> tuple[GroupRun, ...]:

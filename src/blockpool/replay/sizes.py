@@ -12,7 +12,7 @@ from blockpool.managers import KVCacheGroupSpec, KVCacheSpec, SinkFullAttentionS
 from blockpool.traces import Trace
 
 from .digests import DigestedTrace
-from .drive import DEFAULT_BATCHED_TOKENS, drive
+from .drive import DEFAULT_BATCHED_TOKENS, blocks_held, drive
 from .errors import ReplayError
 from .expand import DIGEST_BYTES
 
@@ -50,7 +50,11 @@ def default_block_size(trace: Trace) -> int:
 
 
 def measure_need(
-    digested: DigestedTrace, config: KVCacheConfig, *, max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
+    digested: DigestedTrace,
+    config: KVCacheConfig,
+    *,
+    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS,
+    num_encoder_tokens: int = 0,
 ) -> TraceNeed:
     """What the trace asks of a cache with these groups; the config's number of blocks does not matter.
 
@@ -65,10 +69,11 @@ def measure_need(
     closing_digests: dict[int, list[npt.NDArray[np.uint64]]] = {size: [] for size in block_sizes}
     largest_unknown = dict.fromkeys(block_sizes, 0)
     num_recomputed = dict.fromkeys(block_sizes, 0)
-    largest = num_chunks = 0
+    shapes: set[tuple[int, int]] = set()
+    num_chunks = 0
     for request, chain in digested:
         prompt = request.num_prompt_tokens
-        largest = max(largest, _blocks_alone(asked, prompt, request.num_output_tokens, max_num_batched_tokens))
+        shapes.add((prompt, request.num_output_tokens))
         num_chunks += 1 + -(-prompt // max_num_batched_tokens)
         # The first word stands for the digest: in a count, two that agree in 64 bits of 256 do not matter.
         words = np.frombuffer(chain, dtype="<u8")
@@ -82,6 +87,7 @@ def measure_need(
             # again, and both copies stay.
             num_recomputed[size] += len(closing) * size == prompt
     distinct = {size: len(np.unique(np.concatenate(parts))) for size, parts in closing_digests.items()}
+    largest = _largest(asked, shapes, max_num_batched_tokens, num_encoder_tokens)
     whole = 0
     for group in groups:
         size = group.block_size
@@ -98,18 +104,29 @@ def _num_reserved(spec: KVCacheSpec) -> int:
     return spec.sink_len // spec.block_size if isinstance(spec, SinkFullAttentionSpec) else 0
 
 
-def _blocks_alone(manager: KVCacheManager, num_prompt_tokens: int, num_output_tokens: int, chunk: int) -> int:
-    """What the books refuse a request for, in a pool that has no block to give."""
-    request = Request("asked", num_prompt_tokens=num_prompt_tokens)
-    refusal = drive(
-        manager,
-        request,
-        manager.get_computed_blocks(request),
-        num_output_tokens=num_output_tokens,
-        max_num_batched_tokens=chunk,
-    )
-    assert refusal is not None
-    return refusal.pools[0].needed
+def _largest(manager: KVCacheManager, shapes: set[tuple[int, int]], chunk: int, num_encoder_tokens: int) -> int:
+    """The most blocks that one of these requests holds at a time, in a pool that has none to give."""
+    bounds: list[tuple[int, int, int]] = []
+    for prompt, output in shapes:
+        request = Request("asked", num_prompt_tokens=prompt)
+        refusal = drive(
+            manager,
+            request,
+            manager.get_computed_blocks(request),
+            num_output_tokens=output,
+            max_num_batched_tokens=chunk,
+            num_encoder_tokens=num_encoder_tokens,
+        )
+        assert refusal is not None
+        bounds.append((refusal.pools[0].needed, prompt, output))
+    # A refusal names what the worst of all chunks would need: no request needs more, and few have to be looked at.
+    largest = 0
+    for bound, prompt, output in sorted(bounds, reverse=True):
+        if bound <= largest:
+            break
+        held = blocks_held(manager, None, prompt, prompt + output, chunk, num_encoder_tokens)
+        largest = max(largest, max(blocks[0] for blocks in held))
+    return largest
 
 
 def default_pool_sizes(need: TraceNeed) -> list[int]:

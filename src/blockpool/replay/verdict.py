@@ -79,7 +79,7 @@ def _worst(kind: KindRun, lost: int) -> str:
     groups = "group" if len(kind.groups) == 1 else "groups"
     return (
         f"{kind.kind} ({groups} {listed(kind.groups)}) cost the most of that, {kind.lost_tokens / lost:.1%}: it "
-        f"shortened {_count(kind.shortened_hits, 'hit')} ({next(iter(kind.reasons))})."
+        f"shortened {_count(kind.shortened_hits, 'hit')}, mostly: {next(iter(kind.reasons))}."
     )
 
 
