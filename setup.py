@@ -19,6 +19,9 @@ INTERPRETED = {"__init__", "errors", "events", "reports", "audit", "specs", "con
 # Of the drop-in: what people subclass, refer to weakly or run once.
 INTERPRETED |= {"members", "additional", "words", "pools", "hasher", "managers", "views", "translate"}
 INTERPRETED |= {"swap", "notice", "plugin", "selftest", "twins", "speed"}
+# Of the wire: all but the keys themselves.
+INTERPRETED |= {"codec", "lean", "endpoints", "protocol", "extra", "outbox", "ledger", "desk", "publisher", "mirror"}
+INTERPRETED |= {"rules", "fleet", "subscriber", "recording", "check", "diff"}
 
 
 def compiled_rooms() -> list[Extension]:
@@ -26,7 +29,7 @@ def compiled_rooms() -> list[Extension]:
 
     files = [
         str(path)
-        for room in ("pool", "managers", "cache", "integrations/vllm")
+        for room in ("pool", "managers", "cache", "wire", "integrations/vllm")
         for path in sorted((PACKAGE / room).glob("*.py"))
         if path.stem not in INTERPRETED
     ]

@@ -6,7 +6,7 @@ import importlib
 
 import msgspec
 
-ROOMS = tuple(f"blockpool.{room}" for room in ("pool", "managers", "cache", "integrations.vllm"))
+ROOMS = tuple(f"blockpool.{room}" for room in ("pool", "managers", "cache", "wire", "integrations.vllm"))
 #: Interpreted in every build: exceptions and plain values, where nothing is hot.
 INTERPRETED = frozenset(
     {"errors", "events", "reports", "audit", "specs", "config", "plan", "block_copy"}
@@ -26,6 +26,8 @@ INTERPRETED = frozenset(
         "twins",
         "speed",
     }
+    | {"codec", "lean", "endpoints", "protocol", "extra", "outbox", "ledger", "desk", "publisher", "mirror"}
+    | {"rules", "fleet", "subscriber", "recording", "check", "diff"}
 )
 
 
