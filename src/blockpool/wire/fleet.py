@@ -113,7 +113,7 @@ class Fleet:
         num_slots = 64 * int(self.catalogue.num_words)
         tiers = self._tiers()
         rules = self._current_rules()
-        if rules is None or not hashes:
+        if rules is None or not rules.managers or not hashes:
             return [(tier, np.zeros(num_slots, dtype=np.int64)) for tier in tiers]
         keys = self._keys_of(hashes)
         out: list[tuple[str, Numbers]] = []

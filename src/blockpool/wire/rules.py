@@ -49,12 +49,16 @@ def spec_of(group: int, facts: list[Fact]) -> KVCacheSpec:
 
 
 class _Needs(msgspec.Struct, frozen=True):
-    """For boundary i of a group: full blocks first[i] .. last[i]-1, and two digests inside blocks (-1: none)."""
+    """For boundary i of a group: full blocks first[i] .. last[i]-1, and two digests inside blocks (-1: none).
+
+    `margin`: tokens behind the boundary that must have hashes too.
+    """
 
     first: Numbers
     last: Numbers
     tails: tuple[Numbers, Numbers]
     reads_all: bool
+    margin: int
 
 
 class GroupRules:
@@ -66,6 +70,7 @@ class GroupRules:
         self.unit = unit
         self.managers = {group: manager for group, manager in made.items() if manager.prefix_cacheable}
         alignment = Coordinator(list(self.managers.values()), partial_hits).alignment
+        self.alignment = alignment
         self.step = lcm(*(step_between(manager, alignment) for manager in self.managers.values()))
         self._needs: dict[int, _Needs] = {}
 
@@ -77,25 +82,29 @@ class GroupRules:
         factor = manager.block_size // self.unit
         blocks = rows[factor - 1 :: factor]
         first, last = needs.first[:count], needs.last[:count]
-        inside = last <= len(blocks)
+        # What drafting recomputes must be covered by hashes too.
+        ends = np.arange(1, count + 1) * self.step + needs.margin
+        inside = (last <= len(blocks)) & (ends <= len(rows) * self.unit)
         out = _all_of(blocks, first, np.where(inside, last, first), needs.reads_all)
         for tail in needs.tails:
             at = tail[:count]
             out &= np.where((at < 0)[:, None], ~np.uint64(0), rows[np.clip(at, 0, len(rows) - 1)])
             inside &= at < len(rows)
         out[~inside] = 0
+        if needs.reads_all:  # what is usable there is a prefix: a block that is cached further serves less, too
+            out = np.bitwise_or.accumulate(out[::-1], axis=0)[::-1]
         return out
 
     def _needs_of(self, group: int, manager: SingleTypeKVCacheManager, count: int) -> _Needs:
         known = self._needs.get(group)
         if known is not None and len(known.first) >= count:
             return known
-        margin = margin_behind(manager, self.step)
+        margin = margin_behind(manager, step_between(manager, self.alignment))
         table = np.array(
             [parts_to_resume(manager, at * self.step, margin) for at in range(1, 2 * count + 1)], dtype=np.int64
         ).reshape(-1, 4)
         tails = [np.where(table[:, i] > 0, table[:, i] // self.unit - 1, -1) for i in (2, 3)]
-        made = _Needs(table[:, 0], table[:, 1], (tails[0], tails[1]), manager.reads_whole_prefix())
+        made = _Needs(table[:, 0], table[:, 1], (tails[0], tails[1]), manager.reads_whole_prefix(), margin)
         self._needs[group] = made
         return made
 
