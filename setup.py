@@ -21,7 +21,7 @@ INTERPRETED |= {"members", "additional", "words", "pools", "hasher", "managers",
 INTERPRETED |= {"swap", "notice", "plugin", "selftest", "twins", "speed"}
 # Of the wire: all but the keys themselves.
 INTERPRETED |= {"codec", "lean", "endpoints", "protocol", "extra", "outbox", "ledger", "desk", "publisher", "mirror"}
-INTERPRETED |= {"rules", "fleet", "subscriber", "recording", "check", "diff"}
+INTERPRETED |= {"rules", "fleet", "subscriber", "recording", "player", "check", "diff"}
 
 
 def compiled_rooms() -> list[Extension]:

@@ -27,7 +27,7 @@ INTERPRETED = frozenset(
         "speed",
     }
     | {"codec", "lean", "endpoints", "protocol", "extra", "outbox", "ledger", "desk", "publisher", "mirror"}
-    | {"rules", "fleet", "subscriber", "recording", "check", "diff"}
+    | {"rules", "fleet", "subscriber", "recording", "player", "check", "diff"}
 )
 
 

@@ -7,6 +7,7 @@ from typing import NoReturn
 import typer
 
 from .audit import audit
+from .events import events
 from .replay import replay
 from .version import version
 from .vllm import vllm
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command(short_help="Replay traffic through a block pool: what would be hit, what evicted?")(replay)
 app.command(short_help="Check a pool's dump: which invariants are broken, who holds what?")(audit)
+app.add_typer(events, name="events", short_help="Streams of KV-cache events: watch, record, play, check.")
 app.command(short_help="Say what is installed: version, compiled parts, hash kernel.")(version)
 app.add_typer(vllm, name="vllm", short_help="The drop-in for vLLM: try it in this environment.")
 

@@ -69,17 +69,20 @@ class Holdings:
 
     def apply(self, events: list[Stored | Removed | Cleared], counted: bool) -> int:
         """Change what the events say, in order; how many hashes they named."""
-        places = self.places
         named: i64 = 0
+        # Events of one batch mostly tell of one group and tier.
+        place: Place | None = None
+        last_group: object = None
+        last_medium: str | None = None
         for event in events:
             if isinstance(event, Stored):
                 hashes: list[bytes | int] = event.block_hashes
-                group = event.group_idx
-                medium = event.medium
-                key = (0 if group is None else group, GPU if medium is None else medium)
-                place = places.get(key)
-                if place is None:
-                    place = self.new_place(key)
+                group: object = event.group_idx
+                medium: str | None = event.medium
+                if place is None or group is not last_group or medium != last_medium:
+                    place = self.place_of(event.group_idx, medium)
+                    last_group = group
+                    last_medium = medium
                 size: int = event.block_size
                 kind: str | None = event.kv_cache_spec_kind
                 window: int | None = event.kv_cache_spec_sliding_window
@@ -88,8 +91,9 @@ class Holdings:
                     place.kind = kind
                     place.window = window
                     fact = (size, kind, window)
-                    if fact not in self.facts[key[0]]:
-                        self.facts[key[0]].append(fact)
+                    told = self.facts[place.group]
+                    if fact not in told:
+                        told.append(fact)
                 if hashes:
                     if isinstance(hashes[0], bytes):
                         self.has_byte_hashes = True
@@ -103,22 +107,26 @@ class Holdings:
                 gone: list[bytes | int] = event.block_hashes
                 group = event.group_idx
                 medium = event.medium
-                there = places.get((0 if group is None else group, GPU if medium is None else medium))
-                if there is None:
-                    self.num_unknown += len(gone)
-                else:
-                    unknown = there.remove(gone)
-                    if unknown:
-                        self.num_unknown += unknown
+                if place is None or group is not last_group or medium != last_medium:
+                    place = self.place_of(event.group_idx, medium)
+                    last_group = group
+                    last_medium = medium
+                unknown = place.remove(gone)
+                if unknown:
+                    self.num_unknown += unknown
                 named += len(gone)
             else:
                 self.clear(event.medium)
         return int(named)
 
-    def new_place(self, key: tuple[int, str]) -> Place:
-        place = Place(self.catalogue.shelf(key[0], key[1]), self.slot)
-        self.places[key] = place
-        self.facts.setdefault(key[0], [])
+    def place_of(self, group: int | None, medium: str | None) -> Place:
+        """Older events name no group or tier: there was one."""
+        key = (0 if group is None else group, GPU if medium is None else medium)
+        place = self.places.get(key)
+        if place is None:
+            place = Place(self.catalogue.shelf(key[0], key[1]), self.slot, key[0])
+            self.places[key] = place
+            self.facts.setdefault(key[0], [])
         return place
 
     def clear(self, medium: str | None) -> None:

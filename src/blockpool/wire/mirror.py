@@ -6,6 +6,7 @@ A `Subscriber` tells it what comes in and asks it what it wants to have sent. A 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Literal
 
@@ -68,7 +69,8 @@ class Mirror:
     last, so that announcing a key again means nothing; "detect": as its `status` says, else a key that is announced
     again is one copy more. `max_blocks`: copies that are kept at most, `max_pending`: batches that wait for missing
     ones; beyond either the mirror gives up what it has. `can_replay`: whether anybody can be asked for what is
-    missing.
+    missing. `on_applied(seq, payload)` is called for each batch that has been applied, in that order; not for what a
+    snapshot contains.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Mirror:
         max_blocks: int | None = None,
         max_pending: int = 10_000,
         catalogue: Catalogue | None = None,
+        on_applied: Callable[[int, bytes], object] | None = None,
     ) -> None:
         if convention not in ("detect", "first_last", "per_copy"):
             raise ValueError(f'convention must be "detect", "first_last" or "per_copy", not {convention!r}')
@@ -88,6 +91,7 @@ class Mirror:
         self.can_replay = can_replay
         self.max_blocks = max_blocks
         self.max_pending = max_pending
+        self.on_applied = on_applied
         self.catalogue = Catalogue() if catalogue is None else catalogue
         self.holdings = Holdings(self.catalogue)
         self.lock = self.catalogue.lock
@@ -266,6 +270,9 @@ class Mirror:
             self._apply(read_lean(payload))
         except BatchError:
             self._counts["unreadable"] += 1
+            return
+        if self.on_applied is not None:
+            self.on_applied(seq, payload)
 
     def _keep(self, seq: int, payload: bytes) -> None:
         """Until what comes before it is there."""
@@ -295,6 +302,8 @@ class Mirror:
         if not self._apply(batch):
             self._go_on_stale(f"there are more than {self.max_blocks} blocks")
             return False
+        if self.on_applied is not None:
+            self.on_applied(seq, payload)
         if self.status is not MirrorStatus.CATCHING_UP:
             self._set(MirrorStatus.LIVE, "")
         return True

@@ -275,11 +275,13 @@ class Place:
     `block_size`, `kind`, `window`: what its last event here said of the group.
     """
 
-    def __init__(self, shelf: Shelf, slot: i64) -> None:
+    def __init__(self, shelf: Shelf, slot: i64, group: int) -> None:
         self.shelf = shelf
+        self.group = group
         self.word: i64 = slot // 64
         place = slot % 64
-        self.bit: i64 = LAST_BIT if place == 63 else i64(1) << place
+        bit: i64 = 1  # a variable: a shifted constant would be one of 32 bits
+        self.bit: i64 = LAST_BIT if place == 63 else bit << place
         self.count: i64 = 0
         self.copies: dict[tuple[int, int], int] = {}  # how many more than one
         self.block_size = 0

@@ -32,7 +32,7 @@ class Subscriber:
     `endpoint`: the publisher's PUB socket (one with `*` is bound here, for publishers that connect);
     `replay_endpoint`: its ROUTER, without which a gap cannot be closed. `heartbeat_s`: how often its status is asked;
     `reply_timeout_s`: how long an answer may pause; `give_up_s`: how long a mirror may be catching up before it is
-    stale. `on_batch(seq, payload)` sees each live message before the mirror does.
+    stale. `clock`: seconds that only rise.
 
     Raises MissingExtraError without pyzmq, EndpointError when an endpoint cannot be opened.
     """
@@ -48,7 +48,6 @@ class Subscriber:
         reply_timeout_s: float = 5.0,
         give_up_s: float = 60.0,
         hwm: int = 100_000,
-        on_batch: Callable[[int, bytes], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._zmq = import_zmq("Subscriber")
@@ -59,7 +58,6 @@ class Subscriber:
         self.reply_timeout_s = reply_timeout_s
         self.give_up_s = give_up_s
         self.has_status: bool | None = None  # not known yet
-        self._on_batch = on_batch
         self._clock = clock
         self._question: _Question | None = None
         self._next_heartbeat = clock() + heartbeat_s
@@ -200,10 +198,7 @@ class Subscriber:
                 return received
             if len(frames) != 3 or len(frames[1]) != 8:
                 continue
-            seq = sequence_number(frames[1])
-            if self._on_batch is not None:
-                self._on_batch(seq, frames[2])
-            self.mirror.receive(seq, frames[2])
+            self.mirror.receive(sequence_number(frames[1]), frames[2])
         return READ_IN_A_ROW
 
     # -- the replay socket -------------------------------------------------------------------------------
