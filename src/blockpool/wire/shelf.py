@@ -280,8 +280,8 @@ class Place:
         self.group = group
         self.word: i64 = slot // 64
         place = slot % 64
-        bit: i64 = 1  # a variable: a shifted constant would be one of 32 bits
-        self.bit: i64 = LAST_BIT if place == 63 else bit << place
+        shift: int = place  # as an int: mypyc writes a shifted 1 as C's, which has 32 bits
+        self.bit: i64 = LAST_BIT if place == 63 else 1 << shift
         self.count: i64 = 0
         self.copies: dict[tuple[int, int], int] = {}  # how many more than one
         self.block_size = 0
