@@ -101,9 +101,10 @@ def pauses(num_steps: int = 2_000) -> dict[str, float]:
 def applying(per_event: int, num_blocks: int = 400_000) -> dict[str, float]:
     """Nanoseconds per block to read and apply batches, with one mirror and with a dict of sets."""
     rng = random.Random(3)
-    payloads = []
-    for _ in range(num_blocks // (per_event * 16)):
-        payloads.append(encode_batch(KVEventBatch(0.0, [stored(rng, per_event) for _ in range(16)])))
+    payloads = [
+        encode_batch(KVEventBatch(0.0, [stored(rng, per_event) for _ in range(16)]))
+        for _ in range(num_blocks // (per_event * 16))
+    ]
     mirror = Mirror()
     mirror.connected()
     mirror.replayed([], None)
@@ -156,12 +157,9 @@ def fleet(num_blocks: int, num_workers: int) -> dict[str, float]:
     while count < num_blocks:
         seq += 1
         for mirror in mirrors:
-            events = []
             for _ in range(16):
                 event.block_hashes = [os.urandom(32) for _ in range(LONG)]
-                events.append(event)
-                payload = encode_batch(KVEventBatch(0.0, events))
-                events = []
+                payload = encode_batch(KVEventBatch(0.0, [event]))
                 start = time.process_time()
                 mirror.holdings.apply(read_lean(payload).events, True)
                 spent += time.process_time() - start

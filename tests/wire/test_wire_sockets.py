@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from blockpool.cache import KVCacheConfig, KVCacheManager, Request
+from blockpool.hashing import BlockHasher
+from blockpool.managers import FullAttentionSpec, KVCacheGroupSpec
 from blockpool.pool import AllBlocksCleared, BlockStored
 from blockpool.wire import (
     EndpointError,
@@ -21,6 +24,8 @@ from tests.wire.sockets import LOOPBACK, Blocks, publisher, subscriber, until, u
 
 zmq = pytest.importorskip("zmq")
 
+HASHER = BlockHasher(hash_block_size=4, seed="scenarios")
+
 
 def ask(to: Publisher, question: bytes) -> list[list[bytes]]:
     """As any client would: a DEALER that reads until the end."""
@@ -33,6 +38,47 @@ def ask(to: Publisher, question: bytes) -> list[list[bytes]]:
         while question != STATUS and tuple(out[-1]) != END:
             out.append(dealer.recv_multipart())
         return out
+
+
+class TestS8:
+    def test_a_mirror_believes_what_the_index_has_after_every_operation(self) -> None:
+        """Two copies of one key: one of them goes, and the key is still there."""
+        config = KVCacheConfig(5, (KVCacheGroupSpec(("layer",), FullAttentionSpec(4)),), hash_block_size=4)
+        manager = KVCacheManager(config, events="first_last")
+        pool = manager.pool
+        with publisher(convention="first_last") as one, subscriber(one) as reader:
+
+            def agree() -> set[bytes]:
+                events = manager.take_events()
+                if events:
+                    one.publish(events)
+                until(up_to(reader.mirror, one.next_seq - 1), reader)
+                keys = {key[:-4] for key in pool.cached_block_hash_to_block.keys()}  # noqa: SIM118
+                assert reader.mirror.num_blocks == len(keys)
+                assert all(key in reader.mirror for key in keys)
+                return keys
+
+            def admit(name: str) -> Request:
+                request = Request(name, [ord(letter) for letter in "aaaabbbb"], hasher=HASHER)
+                hit = manager.get_computed_blocks(request)
+                assert manager.allocate_slots(request, 8 - hit.num_tokens, hit.num_tokens, hit) is not None
+                request.num_computed_tokens = 8
+                return request
+
+            first = admit("r1")
+            agree()
+            manager.free(first)
+            agree()
+            again = admit("r2")
+            agree()
+            assert again.block_hashes is not None
+            a, b = again.block_hashes[0], again.block_hashes[1]
+            manager.free(again)
+            assert agree() == {a, b}
+            assert len(pool.cached_block_hash_to_block.get_blocks(b + bytes(4))) == 2
+            for take, expected in ((2, {a, b}), (1, {a}), (1, set())):
+                pool.get_new_blocks(take)
+                assert agree() == expected
 
 
 class TestS9:

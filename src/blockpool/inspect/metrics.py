@@ -49,7 +49,8 @@ class MetricsCollector:
         except ImportError:
             raise MissingPrometheusError("metrics need prometheus-client: pip install 'blockpool[metrics]'") from None
         self._core: Any = core
-        self._ends = [utils.floatToGoString(end) for end in (*BUCKETS_S, float("inf"))]
+        as_label: Any = utils.floatToGoString
+        self._ends = [as_label(end) for end in (*BUCKETS_S, float("inf"))]
         self.manager = manager
         self.pools = list(pools) if manager is None else list(manager.pools)
         self.samplers = list(samplers)
