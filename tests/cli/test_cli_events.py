@@ -170,6 +170,17 @@ def test_play_sends_the_same_bytes_again(stream: tuple[Path, BlockPool], tmp_pat
     assert (sent.exit_code, sent.stdout) == (0, "3 batches sent\n")
 
 
+def test_a_recording_is_a_trace(tmp_path: Path) -> None:
+    blocks = Blocks()
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(
+        b"".join(record_line(seq, encode_batch(KVEventBatch(float(seq), blocks.one_more()))) for seq in range(4))
+    )
+    result = CliRunner().invoke(app, ["replay", str(file), "--json", "-"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)
+
+
 def test_every_help_has_an_example() -> None:
     for command in ("tail", "record", "play", "check", "diff"):
         assert f"Example: blockpool events {command} " in run(command, "--help").stdout.replace("\n", " ")

@@ -306,9 +306,32 @@ class TestPublisher:
             until(lambda: reader.mirror.status == "stale", reader)
             assert "no snapshots" in reader.mirror.reason
             assert one.counts.dropped == 1
+            assert one.last_error is not None
+            assert one.last_error.startswith("batch 1: ")
 
 
 class TestSubscriber:
+    def test_a_heartbeat_that_is_not_answered_ends_being_live(self) -> None:
+        now = 0.0
+        with publisher() as one, subscriber(one, clock=lambda: now) as reader:
+            until(up_to(reader.mirror, -1), reader)
+            goes_on = threading.Event()
+            answers = one._desk.answers
+
+            def hang(question: bytes) -> Any:
+                goes_on.wait(20)
+                return answers(question)
+
+            one._desk.answers = hang  # type: ignore[method-assign]
+            now = 6.0
+            reader.poll()  # asks
+            now = 12.0
+            reader.poll()
+            assert reader.mirror.status == "catching_up"
+            assert "5 s" in reader.mirror.reason
+            goes_on.set()
+            until(up_to(reader.mirror, -1), reader)
+
     def test_without_a_replay_socket_a_gap_stays(self) -> None:
         blocks = Blocks()
         with Publisher(LOOPBACK) as one, Subscriber(Mirror(), one.endpoint) as reader:

@@ -53,6 +53,7 @@ class Desk:
         self.num_events = 0
         self.num_blocks = 0
         self.num_failed = 0
+        self.last_error: str | None = None
 
     @property
     def num_dropped(self) -> int:
@@ -79,8 +80,9 @@ class Desk:
         try:
             payload = encode_batch(KVEventBatch(item.ts, events, self.data_parallel_rank))
             send((self.topic, sequence_bytes(item.seq), payload))
-        except Exception:  # its number is spent: readers see a gap, and a snapshot heals it
+        except Exception as error:  # its number is spent: readers see a gap, and a snapshot heals it
             self.num_failed += 1
+            self.last_error = f"batch {item.seq}: {error}"
         else:
             self.buffer.append((item.seq, payload))
             self.num_batches += 1
@@ -96,8 +98,9 @@ class Desk:
             try:
                 for event in events:
                     self.ledger.apply(event)
-            except Exception:  # what cannot be written cannot be given in a snapshot: there is none any more
+            except Exception as error:  # what cannot be written cannot be given: there are no snapshots any more
                 self.ledger = None
+                self.last_error = f"batch {seq}: {error}"
         self.last_settled = seq
 
     # -- the replay socket -----------------------------------------------------------------------------

@@ -174,6 +174,12 @@ class Mirror:
                 self._wanted = None
                 self._go_on_stale(reason)
 
+    def unanswered(self, reason: str) -> None:
+        """A heartbeat was not answered: whether the publisher is still there has to be asked."""
+        with self.lock:
+            if self.status is MirrorStatus.LIVE:
+                self._miss(reason)
+
     def receive(self, seq: int, payload: bytes) -> None:
         """A batch from the subscription."""
         with self.lock:

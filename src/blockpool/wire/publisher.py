@@ -132,6 +132,11 @@ class Publisher:
         return self._desk.outbox.next_seq
 
     @property
+    def last_error(self) -> str | None:
+        """Why a batch could not be written or sent, the last time that it happened."""
+        return self._desk.last_error
+
+    @property
     def counts(self) -> PublisherCounts:
         desk = self._desk
         return PublisherCounts(

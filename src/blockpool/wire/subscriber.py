@@ -269,6 +269,7 @@ class Subscriber:
             self.mirror.gave_up(f"not caught up within {self.give_up_s:g} s ({self.mirror.reason})")
         question = self._question
         if question is not None and now - question.heard_at > self.reply_timeout_s:
+            self.mirror.unanswered(f"the publisher has not answered for {self.reply_timeout_s:g} s")
             self._open_dealer()
 
 
