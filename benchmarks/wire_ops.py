@@ -92,7 +92,37 @@ def pauses(num_steps: int = 2_000) -> dict[str, float]:
             reader.poll(0.2)
             out[f"longest step, stalled reader, a publisher{name}: ms"] = min(steps(publisher) for _ in range(3))
             reader.close()
+    out |= snapshot_pause(rng, steps_of=lambda publisher: steps(publisher))
     return {name: round(value, 2) for name, value in out.items()}
+
+
+def snapshot_pause(rng: random.Random, steps_of: Any, num_blocks: int = 100_000) -> dict[str, float]:
+    """The longest step while the publisher gives a snapshot of so many blocks, and how long that takes."""
+    import zmq
+
+    with (
+        Publisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", buffer_steps=1) as publisher,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as dealer,
+    ):
+        for _ in range(num_blocks // LONG):
+            publisher.publish([stored(rng, LONG)])
+        while publisher.counts.waiting:
+            time.sleep(0.01)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(publisher.replay_endpoint)
+        took = []
+        for beside in (False, True):
+            start = time.perf_counter()
+            dealer.send_multipart((b"", b"snapshot"))
+            longest = steps_of(publisher) if beside else 0.0
+            while dealer.recv_multipart()[3]:
+                pass
+            took.append(time.perf_counter() - start)
+    return {
+        "snapshot of 100,000 blocks: ms": 1e3 * took[0],
+        "longest step while it is given: ms": longest,
+    }
 
 
 # -- following -------------------------------------------------------------------------------------------

@@ -278,6 +278,10 @@ def test_it_gives_up_when_told_that_it_takes_too_long() -> None:
     mirror.disconnected()
     mirror.connected()
     assert mirror.wanted == ReplayWanted(0)
+    mirror.replayed([(2, stores(C))], status(next_seq=3, snapshots=False))  # not from the beginning
+    assert (mirror.status, A in mirror, C in mirror) == ("stale", True, True)
+    mirror.disconnected()
+    mirror.connected()
     mirror.replayed([(0, stores(A)), (1, removes(A)), (2, stores(C))], status(next_seq=3))
     assert (mirror.status, mirror.num_blocks) == ("live", 1)
 

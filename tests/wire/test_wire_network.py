@@ -14,16 +14,16 @@ from tests.wire.world import World
 
 #: What happens, and how often.
 HAPPENINGS = {
-    "step": 8,
-    "send": 8,
-    "lose": 1,
-    "deliver": 10,
-    "ask": 4,
-    "respond": 4,
-    "hear": 4,
-    "heartbeat": 2,
-    "notice": 2,
-    "connect": 3,
+    "step": 20,
+    "send": 24,
+    "lose": 2,
+    "deliver": 30,
+    "ask": 12,
+    "respond": 12,
+    "hear": 12,
+    "heartbeat": 4,
+    "notice": 8,
+    "connect": 12,
     "cut": 1,
     "restart": 1,
 }
@@ -48,7 +48,7 @@ def run(world: World, num_steps: int) -> None:
 
 
 @pytest.mark.parametrize("events", ["first_last", "per_copy"])
-@property_settings(150)
+@property_settings(80)
 @given(
     seed=st.integers(0, 10**6),
     buffer_steps=st.sampled_from([1, 4, 100]),
@@ -63,7 +63,7 @@ def test_ours(events: str, seed: int, buffer_steps: int, queue_size: int, says_c
         buffer_steps=buffer_steps,
         queue_size=queue_size,
     )
-    run(world, 150)
+    run(world, 200)
     # With a snapshot to be had, everything heals.
     assert world.mirror.status is MirrorStatus.LIVE, world.mirror.reason
     assert world.mirror.publisher == world.engine.desk.publisher_id
@@ -72,19 +72,19 @@ def test_ours(events: str, seed: int, buffer_steps: int, queue_size: int, says_c
 
 
 @pytest.mark.parametrize("events", ["first_last", "per_copy"])
-@property_settings(150)
+@property_settings(80)
 @given(seed=st.integers(0, 10**6), buffer_steps=st.sampled_from([1, 4, 100]), queue_size=st.sampled_from([3, 100]))
 def test_without_status_and_snapshots(events: str, seed: int, buffer_steps: int, queue_size: int) -> None:
     """As vLLM's publisher is."""
     world = World(random.Random(seed), events, has_status=False, buffer_steps=buffer_steps, queue_size=queue_size)
-    run(world, 150)
+    run(world, 200)
     if world.mirror.status is MirrorStatus.LIVE:
         assert world.mirrored() == world.engine.keys_at(world.mirror.sequence)
 
 
 @pytest.mark.parametrize("events", ["first_last", "per_copy"])
-@property_settings(150)
+@property_settings(80)
 @given(seed=st.integers(0, 10**6))
 def test_without_anybody_to_ask(events: str, seed: int) -> None:
     world = World(random.Random(seed), events, has_status=False, can_replay=False, queue_size=100)
-    run(world, 150)
+    run(world, 200)

@@ -6,7 +6,8 @@ a key costs one entry of a dict.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 import msgspec
 
@@ -19,6 +20,8 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(BlockStored)
 #: An event of which so little is left is written anew.
 MOSTLY_GONE = 4
+#: Blocks that are gone through in a row.
+BREATH = 256
 
 
 class _Record:
@@ -111,10 +114,13 @@ class Ledger:
 
     # -- the snapshot ----------------------------------------------------------------------------------
 
-    def events(self) -> Iterator[BlockStored]:
-        """Everything that is there as events, parents before children; a copy more is told once more."""
-        pieces = self._pieces()
-        for number in _parents_first(pieces):
+    def events(self, breathe: Callable[[], object] = lambda: None) -> Iterator[BlockStored]:
+        """Everything that is there as events, parents before children; a copy more is told once more.
+
+        `breathe` is called every few hundred blocks, so that other threads get on.
+        """
+        pieces = self._pieces(breathe)
+        for number in _parents_first(pieces, breathe):
             yield pieces[number].event
         for (place, one), more in self._copies.items():
             event = self._one(place, one)
@@ -126,10 +132,20 @@ class Ledger:
         at = event.block_hashes.index(one)
         return part(event, at, at + 1)
 
-    def _pieces(self) -> list[Piece]:
+    def _pieces(self, breathe: Callable[[], object]) -> list[Piece]:
         pieces: list[Piece] = []
         for place, keys in self._keys.items():
-            for record in sorted(set(keys.values()), key=lambda record: record.number):
+            records: set[_Record] = set()
+            every = iter(keys.values())
+            while some := set(islice(every, BREATH)):
+                records |= some
+                breathe()
+            num_blocks = 0
+            for record in sorted(records, key=lambda record: record.number):
+                num_blocks += record.num_told
+                if num_blocks >= BREATH:
+                    num_blocks = 0
+                    breathe()
                 event = _decoder.decode(record.payload)
                 start = -1
                 for at, one in enumerate([*event.block_hashes, None]):
@@ -160,10 +176,15 @@ def part(event: BlockStored, first: int, last: int) -> BlockStored:
     )
 
 
-def _parents_first(pieces: list[Piece]) -> list[int]:
+def _parents_first(pieces: list[Piece], breathe: Callable[[], object]) -> list[int]:
     """An order of the pieces in which each comes behind the one that has its parent, if any has."""
     holder: dict[tuple[Place, BlockHash], int] = {}
+    num_blocks = 0
     for number, piece in enumerate(pieces):
+        num_blocks += len(piece.event.block_hashes)
+        if num_blocks >= BREATH:
+            num_blocks = 0
+            breathe()
         for one in piece.event.block_hashes:
             holder[piece.place, one] = number
     order: list[int] = []

@@ -222,7 +222,6 @@ class Publisher:
                 self._router.send_multipart((frames[0], *answer), flags=self._zmq.NOBLOCK)
             except self._zmq.ZMQError:  # the reader is gone, or does not read
                 return
-            time.sleep(0)  # a step that waits for the interpreter goes first
 
     # -- sockets ---------------------------------------------------------------------------------------
 
