@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -161,6 +163,7 @@ class Pool:
         self.pool = BlockPool(40, hash_block_size=4, events=convention)
         self.chains = [[rng.randbytes(32) for _ in range(12)] for _ in range(6)]
         self.payload = StorePayload(token_ids=range(48), kv_cache_spec_kind="full_attention")
+        self.reset_rate = 0.05
 
     def step(self) -> list[Any]:
         pool, rng = self.pool, self.rng
@@ -168,7 +171,7 @@ class Pool:
         table = pool.get_new_blocks(rng.randint(1, 12))
         pool.cache_full_blocks(table, b"".join(chain), 0, len(table), 4, 0, payload=self.payload)
         pool.free_blocks(table[::-1])
-        if rng.random() < 0.05:
+        if rng.random() < self.reset_rate:
             pool.reset_prefix_cache()
         return pool.take_events()
 
@@ -189,9 +192,8 @@ def until(condition: Callable[[], bool], reader: Subscriber, what: str) -> None:
 
 def our_mirror(rng: random.Random, rounds: int) -> str:
     world = Pool(rng)
-    port = free_port()
-    endpoint, replay_endpoint = f"tcp://*:{port}", f"tcp://*:{free_port()}"
-    near, near_replay = (one.replace("*", "127.0.0.1") for one in (endpoint, replay_endpoint))
+    folder = tempfile.mkdtemp()
+    endpoint, replay_endpoint = f"ipc://{folder}/events", f"ipc://{folder}/replay"
     count = 0
 
     def start() -> Any:
@@ -212,7 +214,7 @@ def our_mirror(rng: random.Random, rounds: int) -> str:
     for _ in range(5):
         publish(publisher)
     told = []
-    with Subscriber(Mirror(), near, near_replay, topic="kv", heartbeat_s=0.2) as reader:
+    with Subscriber(Mirror(), endpoint, replay_endpoint, topic="kv", heartbeat_s=0.2) as reader:
         mirror = reader.mirror
 
         def caught_up() -> bool:
@@ -233,6 +235,7 @@ def our_mirror(rng: random.Random, rounds: int) -> str:
         expect(reader.has_status is False, "vLLM's socket knows our status?")
         told.append(f"{mirror.counts.gaps} gaps closed by {mirror.counts.replays} replays")
 
+        world.reset_rate = 0.0  # a reset would heal it
         first = count
         mirror.receive = lambda seq, payload: first <= seq < first + 40 or receive(seq, payload)  # type: ignore[method-assign]
         for _ in range(60):
@@ -262,6 +265,7 @@ def our_mirror(rng: random.Random, rounds: int) -> str:
         expect(world.is_in(mirror), "after a restart the mirror has something else")
         told.append("a restart followed")
     publisher.shutdown()
+    shutil.rmtree(folder)
     return f"our mirror on vLLM's publisher: {', '.join(told)}"
 
 
@@ -271,14 +275,6 @@ def ranks() -> str:
         other = theirs.ZmqEventPublisher.offset_endpoint_port(endpoint, rank)
         expect(endpoint_of_rank(endpoint, rank) == other, f"{endpoint} of rank {rank}: {other}")
     return f"{len(cases)} endpoints of ranks: the same"
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class DifferentError(Exception):

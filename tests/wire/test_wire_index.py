@@ -95,6 +95,20 @@ def stored(chain: list[bytes], first: int, last: int, group: int = 0) -> BlockSt
     )
 
 
+def test_of_an_event_that_is_mostly_gone_little_is_kept() -> None:
+    chain = [bytes([1, i]) * 16 for i in range(64)]
+    ledger = Ledger()
+    ledger.store(stored(chain, 0, 64))
+
+    def size() -> int:
+        return sum(len(record.payload) for record in set(ledger._keys[0, "GPU"].values()))
+
+    whole = size()
+    ledger.remove((0, "GPU"), chain[4:])  # type: ignore[arg-type]
+    assert size() < whole / 4
+    assert list(ledger.events()) == [stored(chain, 0, 4)]
+
+
 @pytest.mark.parametrize("through_overflow", [False, True])
 @property_settings(100)
 @given(seed=st.integers(0, 10**6), counted=st.booleans())

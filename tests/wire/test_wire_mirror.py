@@ -224,6 +224,18 @@ def test_the_last_batches_may_be_the_lost_ones() -> None:
     assert mirror.wanted == SnapshotWanted()
 
 
+def test_the_last_batches_of_a_publisher_without_status_are_looked_for() -> None:
+    mirror = Mirror()
+    mirror.connected()
+    mirror.replayed([(0, stores(A))], None)
+    mirror.look_again()
+    assert (mirror.status, mirror.wanted) == ("live", ReplayWanted(0))
+    mirror.receive(2, stores(C))
+    assert mirror.status == "live"  # as of its sequence
+    mirror.replayed([(0, stores(A)), (1, stores(B))], None)
+    assert (mirror.status, mirror.sequence) == ("live", 2)
+
+
 def test_a_batch_that_cannot_be_read_is_lost() -> None:
     mirror = live(stores(A))
     mirror.receive(1, b"?")

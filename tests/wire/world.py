@@ -226,6 +226,8 @@ class World:
     def heartbeat(self) -> None:
         if self.has_status and self.is_connected:
             self.mirror.heard(self.engine.desk.status())
+        elif not self.has_status:
+            self.mirror.look_again()
 
     # -- what must be so -----------------------------------------------------------------------------------
 

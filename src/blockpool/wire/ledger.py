@@ -106,11 +106,12 @@ class Ledger:
         self._copies = {key: more for key, more in self._copies.items() if key[0] in self._keys}
 
     def _write_anew(self, record: _Record, keys: dict[BlockHash, _Record]) -> None:
-        """Keep of an event only what is left of it: from the first such block to the last."""
+        """Keep of an event only what is left of it, each run of neighbours as an event of its own."""
         event = _decoder.decode(record.payload)
-        left = [at for at, one in enumerate(event.block_hashes) if keys.get(one) is record]
-        record.payload = _encoder.encode(part(event, left[0], left[-1] + 1))
-        record.num_told = record.num_left
+        for first, last in _runs(event, record, keys):
+            kept = _Record(record.number, _encoder.encode(part(event, first, last)), last - first)
+            for one in event.block_hashes[first:last]:
+                keys[one] = kept
 
     # -- the snapshot ----------------------------------------------------------------------------------
 
@@ -147,15 +148,23 @@ class Ledger:
                     num_blocks = 0
                     breathe()
                 event = _decoder.decode(record.payload)
-                start = -1
-                for at, one in enumerate([*event.block_hashes, None]):
-                    there = one is not None and keys.get(one) is record
-                    if there and start < 0:
-                        start = at
-                    elif not there and start >= 0:
-                        pieces.append(Piece(place, part(event, start, at)))
-                        start = -1
+                for first, last in _runs(event, record, keys):
+                    pieces.append(Piece(place, part(event, first, last)))
         return pieces
+
+
+def _runs(event: BlockStored, record: _Record, keys: dict[BlockHash, _Record]) -> list[tuple[int, int]]:
+    """What is left of an event because of itself, as ranges first .. last-1 of its blocks."""
+    out: list[tuple[int, int]] = []
+    start = -1
+    for at, one in enumerate([*event.block_hashes, None]):
+        there = one is not None and keys.get(one) is record
+        if there and start < 0:
+            start = at
+        elif not there and start >= 0:
+            out.append((start, at))
+            start = -1
+    return out
 
 
 def part(event: BlockStored, first: int, last: int) -> BlockStored:

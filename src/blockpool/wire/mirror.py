@@ -174,6 +174,12 @@ class Mirror:
                 self._wanted = None
                 self._go_on_stale(reason)
 
+    def look_again(self) -> None:
+        """Ask for what may have come since: the heartbeat of publishers that have no status."""
+        with self.lock:
+            if self.status is MirrorStatus.LIVE and self._wanted is None and self.can_replay:
+                self._want_replay()
+
     def unanswered(self, reason: str) -> None:
         """A heartbeat was not answered: whether the publisher is still there has to be asked."""
         with self.lock:

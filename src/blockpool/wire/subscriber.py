@@ -217,12 +217,13 @@ class Subscriber:
     def _ask(self) -> None:
         if self._dealer is None or self._question is not None:
             return
+        is_due = self._clock() >= self._next_heartbeat
+        if is_due and self.has_status is False:
+            self.mirror.look_again()
         wanted = self.mirror.wanted
-        if wanted is None and self._clock() < self._next_heartbeat:
+        if wanted is None and (not is_due or self.has_status is False):
             return
         self._next_heartbeat = self._clock() + self.heartbeat_s
-        if wanted is None and self.has_status is False:
-            return
         self._question = _Question(wanted, self._clock())
         if isinstance(wanted, ReplayWanted):
             self._dealer.send_multipart((b"", sequence_bytes(wanted.first)))
