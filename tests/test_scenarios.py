@@ -1,4 +1,4 @@
-"""Faults that users of KV-cache managers have met, as exact steps (S1 to S6, S8; S10 is under hashing)."""
+"""Faults that users of KV-cache managers have met, as exact steps (S1 to S6, S8; S9: wire, S10: hashing)."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ test-vllm: build/peer/installed
 	@COMPAT_PEER=$(PEER) PYTHONDONTWRITEBYTECODE=1 $(PEER_PYTHON) -m pytest -q -c /dev/null --rootdir compat/vllm -p no:cacheprovider -o asyncio_default_fixture_loop_scope=function compat/vllm/test_harness.py
 	@$(PEER_PATH) compat/vllm/in_peer $(PEER) compat/vllm/fuzz.py --self-check
 	@$(PEER_PATH) compat/vllm/in_peer $(PEER) compat/vllm/fuzz.py --json build/vllm-fuzz.json
+	@$(PEER_PATH) compat/vllm/in_peer $(PEER) compat/vllm/events_compare.py
 	@rm -f build/vllm-baseline.json
 	@$(PEER_PYTHON) compat/vllm/compare.py --peer $(PEER) --with build/peer --baseline build/vllm-baseline.json --json build/vllm-tests.json $(VLLM_ARGS)
 	@$(PEER_PYTHON) compat/vllm/compare.py --peer $(PEER) --with build/peer --manager --baseline build/vllm-baseline.json --json build/vllm-tests-manager.json $(VLLM_ARGS)

@@ -6,7 +6,7 @@ import importlib
 
 import msgspec
 
-ROOMS = tuple(f"blockpool.{room}" for room in ("pool", "managers", "cache", "engine", "integrations.vllm"))
+ROOMS = tuple(f"blockpool.{room}" for room in ("pool", "managers", "cache", "engine", "wire", "integrations.vllm"))
 #: Interpreted in every build: exceptions and plain values, where nothing is hot.
 INTERPRETED = frozenset(
     {"errors", "events", "reports", "audit", "specs", "config", "plan", "block_copy"}
@@ -45,6 +45,8 @@ INTERPRETED = frozenset(
         "shadow_model",
         "demo",
     }
+    | {"codec", "lean", "endpoints", "protocol", "extra", "outbox", "ledger", "desk", "publisher", "mirror"}
+    | {"rules", "fleet", "subscriber", "recording", "player", "check", "diff"}
 )
 
 

@@ -7,6 +7,7 @@ from typing import NoReturn
 import typer
 
 from .audit import audit
+from .events import events
 from .plan import plan
 from .replay import replay
 from .serve_demo import serve_demo
@@ -26,6 +27,7 @@ app.command(short_help="Replay traffic through a block pool: what would be hit, 
 app.command(short_help="Does a model's cache fit? Blocks, requests at once, what would help.")(plan)
 app.command(name="serve-demo", short_help="Serve a few prompts with a toy model and watch the blocks.")(serve_demo)
 app.command(short_help="Check a pool's dump: which invariants are broken, who holds what?")(audit)
+app.add_typer(events, name="events", short_help="Streams of KV-cache events: watch, record, play, check.")
 app.command(short_help="Say what is installed: version, compiled parts, hash kernel.")(version)
 app.add_typer(vllm, name="vllm", short_help="The drop-in for vLLM: try it in this environment.")
 

@@ -1,0 +1,154 @@
+"""What a publisher does, but for its sockets and its thread: from the queue to messages, and answers to questions."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from blockpool.pool import KVCacheEvent
+from blockpool.wire.codec import HashForm, KVEventBatch, encode_batch, with_int_hashes
+from blockpool.wire.ledger import Ledger, Overflow
+from blockpool.wire.outbox import Outbox, Waiting
+from blockpool.wire.protocol import (
+    END,
+    SNAPSHOT,
+    STATUS,
+    PublisherStatus,
+    encode_status,
+    sequence_bytes,
+)
+
+#: Blocks per batch of a snapshot.
+SNAPSHOT_BLOCKS = 1024
+Frames = tuple[bytes, ...]
+
+
+def breathe() -> None:
+    """Let a step that waits for the interpreter go first: a sleep of nothing would not."""
+    time.sleep(0.00002)
+
+
+class Desk:
+    """`outbox` is filled by the step's thread; everything else belongs to the publisher's."""
+
+    def __init__(
+        self,
+        publisher_id: str,
+        *,
+        topic: bytes = b"",
+        data_parallel_rank: int | None = None,
+        hash_form: HashForm = "bytes",
+        convention: str | None = None,
+        buffer_steps: int = 10_000,
+        max_queue_size: int = 100_000,
+        snapshots: bool = True,
+        clock: Callable[[], float],
+    ) -> None:
+        self.publisher_id = publisher_id
+        self.topic = topic
+        self.data_parallel_rank = data_parallel_rank
+        self.hash_form = hash_form
+        self.convention = convention
+        self.clock = clock
+        self.outbox = Outbox(max_queue_size)
+        self.ledger: Ledger | None = Ledger() if snapshots else None
+        self.buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
+        self.last_settled = -1  # the last number whose batch was sent or given up
+        self.num_batches = 0
+        self.num_events = 0
+        self.num_blocks = 0
+        self.num_failed = 0
+        self.last_error: str | None = None
+
+    @property
+    def num_dropped(self) -> int:
+        """Numbers that were spent on batches that nobody gets."""
+        return self.outbox.num_dropped + self.num_failed
+
+    def put(self, events: list[KVCacheEvent]) -> int:
+        """The step's thread hands over a batch; its number."""
+        return self.outbox.put(self.clock(), events)
+
+    def send_one(self, send: Callable[[Frames], object]) -> bool:
+        """Bring the next batch to its readers. False when none is waiting."""
+        item = self.outbox.get()
+        if item is None:
+            return False
+        if isinstance(item, Overflow):
+            self._settle(item.last_seq, self._in_form(list(item.settle())))
+        else:
+            self._send(item, send)
+        return True
+
+    def _send(self, item: Waiting, send: Callable[[Frames], object]) -> None:
+        events = self._in_form(item.events)
+        try:
+            payload = encode_batch(KVEventBatch(item.ts, events, self.data_parallel_rank))
+            send((self.topic, sequence_bytes(item.seq), payload))
+        except Exception as error:  # its number is spent: readers see a gap, and a snapshot heals it
+            self.num_failed += 1
+            self.last_error = f"batch {item.seq}: {error}"
+        else:
+            self.buffer.append((item.seq, payload))
+            self.num_batches += 1
+            self.num_events += len(events)
+            self.num_blocks += sum(len(getattr(event, "block_hashes", ())) for event in events)
+        self._settle(item.seq, events)
+
+    def _in_form(self, events: list[KVCacheEvent]) -> list[KVCacheEvent]:
+        return events if self.hash_form == "bytes" else [with_int_hashes(event) for event in events]
+
+    def _settle(self, seq: int, events: list[KVCacheEvent]) -> None:
+        if self.ledger is not None:
+            try:
+                for event in events:
+                    self.ledger.apply(event)
+            except Exception as error:  # what cannot be written cannot be given: there are no snapshots any more
+                self.ledger = None
+                self.last_error = f"batch {seq}: {error}"
+        self.last_settled = seq
+
+    # -- the replay socket -----------------------------------------------------------------------------
+
+    def answers(self, question: bytes) -> Iterator[Frames]:
+        """The messages that answer a question, without the identity of who has asked."""
+        if question == STATUS:
+            yield b"", self.topic, sequence_bytes(self.last_settled + 1), encode_status(self.status())
+            return
+        if question == SNAPSHOT:
+            yield from self._snapshot()
+        elif len(question) == 8:
+            first = int.from_bytes(question, "big")
+            for seq, payload in self.buffer:
+                if seq >= first:
+                    yield b"", self.topic, sequence_bytes(seq), payload
+        yield END
+
+    def status(self) -> PublisherStatus:
+        return PublisherStatus(
+            publisher=self.publisher_id,
+            next_seq=self.last_settled + 1,
+            oldest_seq=self.buffer[0][0] if self.buffer else None,
+            dropped=self.num_dropped,
+            convention=self.convention,
+            snapshots=self.ledger is not None,
+        )
+
+    def _snapshot(self) -> Iterator[Frames]:
+        """Batches that together are the index, each under the number of the last batch that it contains."""
+        if self.ledger is None:
+            return
+        number = sequence_bytes(self.last_settled)
+        events: list[KVCacheEvent] = []
+        num_blocks = 0
+        for event in self.ledger.events(breathe):
+            events.append(event)
+            num_blocks += len(event.block_hashes)
+            if num_blocks >= SNAPSHOT_BLOCKS:
+                yield b"", self.topic, number, self._encoded(events)
+                events, num_blocks = [], 0
+        yield b"", self.topic, number, self._encoded(events)
+
+    def _encoded(self, events: list[KVCacheEvent]) -> bytes:
+        return encode_batch(KVEventBatch(self.clock(), events, self.data_parallel_rank))

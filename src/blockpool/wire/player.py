@@ -1,0 +1,92 @@
+"""Sends a recording over sockets again, byte for byte, as if its publisher were there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from blockpool.wire.endpoints import is_bound
+from blockpool.wire.errors import EndpointError
+from blockpool.wire.extra import import_zmq
+from blockpool.wire.protocol import END, sequence_bytes
+from blockpool.wire.recording import Recorded
+
+
+class Player:
+    """A PUB socket, and a ROUTER that repeats what has been sent; the numbers are the recorded ones.
+
+    Raises MissingExtraError without pyzmq, EndpointError when an endpoint cannot be opened.
+    """
+
+    def __init__(self, endpoint: str, replay_endpoint: str | None = None, topic: str = "") -> None:
+        self._zmq = import_zmq("Player")
+        self._topic = topic.encode()
+        self._sent: list[tuple[int, bytes]] = []
+        self._context = self._zmq.Context()
+        self._pub = self._context.socket(self._zmq.PUB)
+        self._router: Any = None
+        self._pub.setsockopt(self._zmq.SNDHWM, 0)
+        try:
+            (self._pub.bind if is_bound(endpoint) else self._pub.connect)(endpoint)
+            self.endpoint = self._pub.LAST_ENDPOINT.decode()
+            if replay_endpoint is not None:
+                self._router = self._context.socket(self._zmq.ROUTER)
+                self._router.setsockopt(self._zmq.SNDHWM, 0)
+                self._router.bind(replay_endpoint)
+                self.replay_endpoint = self._router.LAST_ENDPOINT.decode()
+        except self._zmq.ZMQError as error:
+            self.close()
+            raise EndpointError(f"cannot open {endpoint!r} or {replay_endpoint!r}: {error}") from None
+
+    def play(
+        self, batches: Iterable[Recorded], speed: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> int:
+        """Send them all, `speed` times as fast as they were recorded, 0 for at once. How many."""
+        first: float | None = None
+        start = clock()
+        count = 0
+        for one in batches:
+            if first is None:
+                first = one.batch.ts
+            due = start + (one.batch.ts - first) / speed if speed > 0 else start
+            self.serve(max(0.0, due - clock()))
+            self._pub.send_multipart((self._topic, sequence_bytes(one.seq), one.payload))
+            self._sent.append((one.seq, one.payload))
+            count += 1
+        return count
+
+    def serve(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Answer who asks for a replay, for so long."""
+        end = clock() + seconds
+        while True:
+            left = max(0.0, end - clock())
+            if self._router is None:
+                time.sleep(left)
+                return
+            if self._router.poll(int(1000 * left)):
+                self._answer()
+            elif left == 0.0:
+                return
+
+    def _answer(self) -> None:
+        frames = self._router.recv_multipart()
+        if len(frames) != 3 or frames[1] != b"":
+            return
+        first = int.from_bytes(frames[2], "big")  # a text is beyond all numbers
+        for seq, payload in self._sent:
+            if len(frames[2]) == 8 and seq >= first:
+                self._router.send_multipart((frames[0], b"", self._topic, sequence_bytes(seq), payload))
+        self._router.send_multipart((frames[0], *END))
+
+    def close(self, linger_s: float = 1.0) -> None:
+        for one in (self._router, self._pub):
+            if one is not None:
+                one.close(int(1000 * linger_s))
+        self._context.term()
+
+    def __enter__(self) -> Player:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,251 @@
+"""The publisher of one pool's events: vLLM 0.33's sockets and bytes, from a thread of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from threading import Thread
+from typing import Any, Literal
+
+import msgspec
+
+from blockpool.pool import KVCacheEvent
+from blockpool.wire.codec import HashForm
+from blockpool.wire.desk import Desk, Frames
+from blockpool.wire.endpoints import endpoint_of_rank, is_bound
+from blockpool.wire.errors import EndpointError, PublisherClosedError
+from blockpool.wire.extra import import_zmq
+
+#: How many batches are sent before the replay socket is looked at.
+SENT_IN_A_ROW = 64
+IDLE_MS = 1000
+
+
+class PublisherCounts(msgspec.Struct, frozen=True):
+    """Since the publisher was made. `failed`: batches that could not be written or sent; they count as dropped too.
+
+    `waiting`: batches in the queue now.
+    """
+
+    batches: int = 0
+    events: int = 0
+    blocks: int = 0
+    dropped: int = 0
+    failed: int = 0
+    waiting: int = 0
+
+
+class Publisher:
+    """Sends batches of events; `publish` never waits. One thread at a time may publish.
+
+    `endpoint`: of the PUB socket; `replay_endpoint`: of a ROUTER that repeats the last `buffer_steps` batches, says
+    how the publisher is and gives snapshots; both are those of rank 0, of which each rank has its own.
+    `data_parallel_rank`: stamped on each batch, None leaves it out. `hash_form`: whole digests, or "int", their
+    64-bit form, as vLLM by default. `convention`: how the pool announces copies, for readers who ask.
+    `max_queue_size`: batches that may wait to be sent; `hwm`: messages that wait for one slow reader. `snapshots`:
+    whether to keep what a snapshot needs (some hundred bytes per announced block, on the publisher's thread).
+
+    Raises MissingExtraError without pyzmq, EndpointError when an endpoint cannot be opened.
+    """
+
+    def __init__(
+        self,
+        endpoint: str = "tcp://*:5557",
+        replay_endpoint: str | None = None,
+        *,
+        topic: str = "",
+        data_parallel_rank: int | None = None,
+        hash_form: HashForm = "bytes",
+        convention: Literal["first_last", "per_copy"] | None = None,
+        buffer_steps: int = 10_000,
+        max_queue_size: int = 100_000,
+        hwm: int = 100_000,
+        snapshots: bool = True,
+        publisher_id: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._zmq = import_zmq("Publisher")
+        if hash_form not in ("bytes", "int"):
+            raise ValueError(f'hash_form must be "bytes" or "int", not {hash_form!r}')
+        if buffer_steps < 1 or max_queue_size < 1:
+            raise ValueError(f"buffer_steps {buffer_steps} and max_queue_size {max_queue_size} must be at least 1")
+        self.publisher_id = publisher_id or os.urandom(16).hex()
+        self._desk = Desk(
+            self.publisher_id,
+            topic=topic.encode(),
+            data_parallel_rank=data_parallel_rank,
+            hash_form=hash_form,
+            convention=convention,
+            buffer_steps=buffer_steps,
+            max_queue_size=max_queue_size,
+            snapshots=snapshots,
+            clock=clock,
+        )
+        self._closing = False
+        self._deadline = 0.0
+        self._idle = False
+        # A name inside the process can be reached through the process's own context alone.
+        inside = any(one is not None and one.startswith("inproc://") for one in (endpoint, replay_endpoint))
+        self._context = self._zmq.Context.instance() if inside else self._zmq.Context()
+        self._is_context_ours = not inside
+        self._pub: Any = None
+        self._router: Any = None
+        self.replay_endpoint: str | None = None
+        rank = data_parallel_rank or 0
+        try:
+            self._pub, self.endpoint = self._open("PUB", endpoint_of_rank(endpoint, rank), hwm)
+            if replay_endpoint is not None:
+                # Room for a whole answer to a reader who is slow.
+                own = endpoint_of_rank(replay_endpoint, rank)
+                self._router, self.replay_endpoint = self._open("ROUTER", own, 2 * (buffer_steps + 1))
+        except BaseException:
+            self._close_sockets(0)
+            raise
+        self._bell, self._ringer = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ringer.setblocking(False)
+        self._thread = Thread(target=self._run, name="blockpool-publisher", daemon=True)
+        self._thread.start()
+
+    # -- the step's thread -----------------------------------------------------------------------------
+
+    def publish(self, events: Sequence[KVCacheEvent]) -> int | None:
+        """Hand over the events of a step, and do not change them any more. Their sequence number; None for none.
+
+        Never waits: when the queue is full the batch is dropped and counted, and readers see the gap.
+        Raises PublisherClosedError after `close()`.
+        """
+        if self._closing:
+            raise PublisherClosedError("this publisher is closed")
+        if not events:
+            return None
+        seq = self._desk.put(events if isinstance(events, list) else list(events))
+        if self._idle:
+            self._ring()
+        return seq
+
+    @property
+    def next_seq(self) -> int:
+        """The number of the next batch."""
+        return self._desk.outbox.next_seq
+
+    @property
+    def last_error(self) -> str | None:
+        """Why a batch could not be written or sent, the last time that it happened."""
+        return self._desk.last_error
+
+    @property
+    def counts(self) -> PublisherCounts:
+        desk = self._desk
+        return PublisherCounts(
+            desk.num_batches,
+            desk.num_events,
+            desk.num_blocks,
+            desk.num_dropped,
+            desk.num_failed,
+            desk.outbox.num_batches,
+        )
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Send what is waiting, for `timeout_s` at most, and close the sockets. A second call does nothing."""
+        if self._closing:
+            return
+        self._deadline = time.monotonic() + timeout_s
+        self._closing = True
+        self._ring()
+        self._thread.join(timeout_s + 1.0)
+        self._bell.close()
+        self._ringer.close()
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _ring(self) -> None:
+        self._idle = False
+        try:
+            self._ringer.send(b"!")
+        except OSError:  # it has been rung often enough, or is gone
+            return
+
+    # -- the publisher's thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = self._zmq.Poller()
+        poller.register(self._bell, self._zmq.POLLIN)
+        if self._router is not None:
+            poller.register(self._router, self._zmq.POLLIN)
+        outbox = self._desk.outbox
+        try:
+            while not (self._closing and (not len(outbox) or time.monotonic() > self._deadline)):
+                busy = self._send_some()
+                if not busy:
+                    # Said before the queue is looked at once more: who puts something in later rings.
+                    self._idle = True
+                    busy = len(outbox) > 0 or self._closing
+                ready = dict(poller.poll(0 if busy else IDLE_MS))
+                self._idle = False
+                if self._bell.fileno() in ready:
+                    self._hush()
+                if self._router in ready:
+                    self._answer()
+        finally:
+            left = max(0.0, self._deadline - time.monotonic()) if self._closing else 0.0
+            self._close_sockets(int(1000 * left))
+
+    def _hush(self) -> None:
+        try:
+            self._bell.recv(4096)
+        except OSError:
+            return
+
+    def _send_some(self) -> bool:
+        """Whether anything was waiting."""
+        for sent in range(SENT_IN_A_ROW):
+            if not self._desk.send_one(self._send):
+                return sent > 0
+        return True
+
+    def _send(self, frames: Frames) -> None:
+        self._pub.send_multipart(frames)
+
+    def _answer(self) -> None:
+        frames = self._router.recv_multipart()
+        if len(frames) != 3 or frames[1] != b"":
+            return
+        for answer in self._desk.answers(frames[2]):
+            try:
+                self._router.send_multipart((frames[0], *answer), flags=self._zmq.NOBLOCK)
+            except self._zmq.ZMQError:  # the reader is gone, or does not read
+                return
+
+    # -- sockets ---------------------------------------------------------------------------------------
+
+    def _open(self, kind: str, endpoint: str, hwm: int) -> tuple[Any, str]:
+        """The socket, and where it really is: a wildcard is given a port."""
+        made = self._context.socket(getattr(self._zmq, kind))
+        made.setsockopt(self._zmq.SNDHWM, hwm)
+        made.setsockopt(self._zmq.LINGER, 0)
+        if "::" in endpoint:
+            made.setsockopt(self._zmq.IPV6, 1)
+        try:
+            if is_bound(endpoint) or kind == "ROUTER":  # who is asked is always at home
+                made.bind(endpoint)
+            else:
+                made.connect(endpoint)
+        except self._zmq.ZMQError as error:
+            made.close(0)
+            raise EndpointError(f"cannot open {endpoint!r}: {error}") from None
+        return made, made.LAST_ENDPOINT.decode() or endpoint
+
+    def _close_sockets(self, linger_ms: int) -> None:
+        # The replay socket first: whoever reaches a new publisher must not be answered by this one.
+        for one in (self._router, self._pub):
+            if one is not None:
+                one.close(linger_ms)
+        if self._is_context_ours:
+            self._context.term()

@@ -1,0 +1,186 @@
+"""`blockpool events`: what it prints, and what it exits with."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from blockpool.cli import app
+from blockpool.pool import BlockPool, StorePayload
+from blockpool.wire import KVEventBatch, encode_batch
+from blockpool.wire.player import Player
+from blockpool.wire.recording import read_recording, record_line
+from tests.wire.sockets import LOOPBACK, Blocks, publisher
+
+pytest.importorskip("zmq")
+
+
+def run(*arguments: object) -> Result:
+    result = CliRunner().invoke(app, ["events", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> tuple[Path, BlockPool]:
+    """A recording of three batches, and the pool that it is of."""
+    pool = BlockPool(5, hash_block_size=4, events="first_last")
+    digests = b"".join(bytes([i]) * 32 for i in range(1, 5))
+    payload = StorePayload(token_ids=range(16), kv_cache_spec_kind="full_attention")
+    lines = []
+    table = pool.get_new_blocks(3)
+    pool.cache_full_blocks(table, digests, 0, 3, 4, 0, payload=payload)
+    pool.free_blocks(table[::-1])
+    lines.append(pool.take_events())
+    pool.get_new_blocks(2)
+    lines.append(pool.take_events())
+    pool.evict_blocks([1])
+    lines.append(pool.take_events())
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(
+        b"".join(record_line(seq, encode_batch(KVEventBatch(seq, events))) for seq, events in enumerate(lines))
+    )
+    return file, pool
+
+
+def test_play_shows_a_recording(stream: tuple[Path, BlockPool]) -> None:
+    result = run("play", stream[0])
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "       0 stored   GPU group 0  0101010101010101 0202020202020202 0303030303030303 after the start"
+        " (12 tokens, full_attention)",
+        "       1 removed  GPU group 0  0303030303030303",
+        "       2 removed  GPU group 0  0101010101010101",
+    ]
+    assert [json.loads(line)["seq"] for line in run("play", stream[0], "--json").stdout.splitlines()] == [0, 1, 2]
+
+
+def test_check_a_clean_recording(stream: tuple[Path, BlockPool]) -> None:
+    result = run("check", stream[0], "--num-blocks", 4)
+    assert (result.exit_code, result.stdout.splitlines()) == (
+        0,
+        ["3 batches, 3 events, 1 keys at the end", "clean: every rule is kept"],
+    )
+    assert json.loads(run("check", stream[0], "--json").stdout)["clean"] is True
+
+
+def test_check_names_the_first_event(stream: tuple[Path, BlockPool], tmp_path: Path) -> None:
+    lines = stream[0].read_bytes().splitlines(keepends=True)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_bytes(lines[0] + lines[2] + lines[2])
+    result = run("check", broken)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[1] == f"FAULT sequence: batch 2 ({broken}:2): batch 2 follows 0: 1 missing"
+    assert "FAULT duplicate: batch 2" in result.stdout
+    assert run("check", broken, "--allow", "sequence", "--allow", "duplicate").exit_code == 0
+    document = json.loads(run("check", broken, "--json").stdout)
+    assert [fault["rule"] for fault in document["faults"]] == ["sequence", "duplicate"]
+    assert document["faults"][0]["why"]
+
+
+def test_diff(stream: tuple[Path, BlockPool], tmp_path: Path) -> None:
+    file, pool = stream
+    dump = tmp_path / "dump.json"
+    dump.write_text(json.dumps(pool.dump()))
+    result = run("diff", file, dump)
+    assert (result.exit_code, result.stdout) == (0, "the same: 1 keys\n")
+    pool.evict_blocks([2])
+    dump.write_text(json.dumps(pool.dump()))
+    result = run("diff", file, dump)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [
+        "group 0, GPU: 02020202020202020202020202020202 1 times in the events, 0 in the dump",
+        "1 differences",
+    ]
+    document = json.loads(run("diff", file, dump, "--json").stdout)
+    assert (document["same"], document["differences"][0]["in_dump"]) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "nowhere.jsonl"),
+        ("check", "FILE", "--allow", "everything"),
+        ("check", "FILE", "--convention", "none"),
+        ("check", "EMPTY"),
+        ("diff", "FILE", "nowhere.json"),
+        ("diff", "FILE", "FILE"),
+        ("diff", "nowhere.jsonl", "FILE"),
+        ("play", "nowhere.jsonl"),
+        ("play", "FILE", "nowhere"),
+        ("tail", "nowhere"),
+        ("record", "tcp://127.0.0.1:1", "no/such/folder/file"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], stream: tuple[Path, BlockPool], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").write_text("")
+    names = {"FILE": stream[0], "EMPTY": tmp_path / "empty"}
+    result = run(*(names.get(word, word) for word in arguments))
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("blockpool: error: ")
+
+
+def test_tail_and_record_follow_a_publisher(tmp_path: Path) -> None:
+    blocks = Blocks()
+    with publisher() as one:
+        for _ in range(3):
+            one.publish(blocks.one_more())
+        result = run("tail", one.endpoint, "--replay", one.replay_endpoint, "--count", 3)
+        assert result.exit_code == 0
+        assert [line.split()[:2] for line in result.stdout.splitlines()] == [[str(i), "stored"] for i in range(3)]
+        file = tmp_path / "events.jsonl"
+        result = run("record", one.endpoint, file, "--replay", one.replay_endpoint, "--count", 3)
+        assert (result.exit_code, result.stdout) == (0, f"3 batches in {file}\n")
+        checked = run("check", one.endpoint, "--replay", one.replay_endpoint, "--count", 3)
+        assert (checked.exit_code, "clean" in checked.stdout) == (0, True)
+    dump = tmp_path / "dump.json"
+    dump.write_text(json.dumps(blocks.pool.dump()))
+    assert run("diff", file, dump).exit_code == 0
+
+
+def test_play_sends_the_same_bytes_again(stream: tuple[Path, BlockPool], tmp_path: Path) -> None:
+    again = tmp_path / "again.jsonl"
+    with Player(LOOPBACK, LOOPBACK, "kv") as player:
+        assert player.play(read_recording(stream[0])) == 3
+        answering = threading.Event()
+
+        def serve() -> None:
+            while not answering.is_set():
+                player.serve(0.05)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            result = run(
+                "record", player.endpoint, again, "--replay", player.replay_endpoint, "--topic", "kv", "--count", 3
+            )
+        finally:
+            answering.set()
+            thread.join()
+    assert result.exit_code == 0
+    assert again.read_bytes() == stream[0].read_bytes()
+    sent = run("play", stream[0], LOOPBACK, "--speed", 0)
+    assert (sent.exit_code, sent.stdout) == (0, "3 batches sent\n")
+
+
+def test_a_recording_is_a_trace(tmp_path: Path) -> None:
+    blocks = Blocks()
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(
+        b"".join(record_line(seq, encode_batch(KVEventBatch(float(seq), blocks.one_more()))) for seq in range(4))
+    )
+    result = CliRunner().invoke(app, ["replay", str(file), "--json", "-"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)
+
+
+def test_every_help_has_an_example() -> None:
+    for command in ("tail", "record", "play", "check", "diff"):
+        assert f"Example: blockpool events {command} " in run(command, "--help").stdout.replace("\n", " ")

@@ -1,0 +1,305 @@
+"""What a mirror says of itself, rule by rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored
+from blockpool.wire import KVEventBatch, Mirror, PublisherStatus, ReplayWanted, SnapshotWanted, encode_batch
+
+A, B, C = (letter * 32 for letter in (b"a", b"b", b"c"))
+
+
+def stores(*hashes: bytes | int, ts: float = 0.0, medium: str | None = "GPU", group: int = 0) -> bytes:
+    event = BlockStored(
+        block_hashes=list(hashes),
+        parent_block_hash=None,
+        token_ids=[0] * len(hashes),
+        block_size=1,
+        lora_id=None,
+        medium=medium,
+        lora_name=None,
+        group_idx=group,
+    )
+    return encode_batch(KVEventBatch(ts, [event]))
+
+
+def removes(*hashes: bytes | int, medium: str | None = "GPU", ts: float = 0.0) -> bytes:
+    return encode_batch(KVEventBatch(ts, [BlockRemoved(block_hashes=list(hashes), medium=medium)]))
+
+
+def clears(medium: str | None = None) -> bytes:
+    return encode_batch(KVEventBatch(0.0, [AllBlocksCleared(medium=medium)]))
+
+
+def status(publisher: str = "one", next_seq: int = 0, **more: Any) -> PublisherStatus:
+    return PublisherStatus(publisher=publisher, next_seq=next_seq, **{"snapshots": True} | more)
+
+
+def live(*payloads: bytes, **options: Any) -> Mirror:
+    """A mirror that has caught up with these batches."""
+    mirror = Mirror(**options)
+    mirror.connected()
+    assert mirror.wanted == ReplayWanted(0)
+    mirror.replayed(list(enumerate(payloads)), status(next_seq=len(payloads)))
+    assert (mirror.status, mirror.sequence) == ("live", len(payloads) - 1)
+    return mirror
+
+
+def test_never_fed_is_no_zero() -> None:
+    mirror = Mirror()
+    assert (mirror.status, mirror.num_blocks) == ("never_fed", 0)
+    mirror.connected()
+    assert mirror.status == "never_fed"
+    mirror.receive(0, stores(A))
+    assert (mirror.status, mirror.lag) == ("never_fed", 1)  # whether there was something before is not known yet
+    mirror.replayed([(0, stores(A))], None)
+    assert (mirror.status, mirror.lag, mirror.counts.duplicates) == ("live", 0, 0)
+
+
+def test_a_first_batch_without_anybody_to_ask() -> None:
+    mirror = Mirror(can_replay=False)
+    mirror.receive(0, stores(A))
+    assert (mirror.status, A in mirror) == ("live", True)
+    late = Mirror(can_replay=False)
+    late.receive(3, stores(A))
+    assert (late.status, A in late) == ("stale", True)
+    late.receive(4, stores(B))
+    assert (late.status, B in late) == ("stale", True)
+
+
+def test_a_gap_is_asked_for_with_one_batch_that_is_known() -> None:
+    mirror = live(stores(A), stores(B))
+    mirror.receive(3, removes(A))
+    assert (mirror.status, mirror.wanted, mirror.lag) == ("catching_up", ReplayWanted(1), 2)
+    assert "2 to 2" in mirror.reason
+    assert A in mirror  # what it knows, unchanged
+    mirror.replayed([(1, stores(B)), (2, stores(C)), (3, removes(A))], status(next_seq=4))
+    assert (mirror.status, mirror.sequence) == ("live", 3)
+    assert [one in mirror for one in (A, B, C)] == [False, True, True]
+
+
+def test_what_no_replay_has_is_asked_for_as_a_snapshot() -> None:
+    mirror = live(stores(A), stores(B))
+    mirror.receive(5, stores(C))
+    mirror.replayed([(4, removes(A)), (5, stores(C))], status(next_seq=6))
+    assert (mirror.status, mirror.wanted) == ("catching_up", SnapshotWanted())
+    mirror.receive(6, stores(A, ts=6.0))
+    mirror.snapshot(5, [stores(B, C, ts=5.5)], status(next_seq=6))
+    assert (mirror.status, mirror.sequence, mirror.num_blocks) == ("live", 6, 3)
+
+
+def test_what_a_snapshot_contains_may_arrive_late() -> None:
+    mirror = live(stores(A))
+    mirror.receive(3, stores(C))
+    mirror.replayed([(2, stores(B))], status())
+    mirror.snapshot(3, [stores(A, B, C, ts=10.0)], status(next_seq=4))
+    mirror.receive(2, stores(B, ts=2.0))
+    assert (mirror.status, mirror.counts.restarts, mirror.counts.repeated) == ("live", 0, 0)
+    mirror.receive(0, stores(A, ts=11.0))  # younger than the snapshot: another life
+    assert (mirror.status, mirror.counts.restarts, mirror.num_blocks) == ("catching_up", 1, 0)
+
+
+def test_without_snapshots_it_is_stale_and_goes_on() -> None:
+    mirror = live(stores(A))
+    mirror.receive(2, stores(C))
+    mirror.replayed([(2, stores(C))], status(snapshots=False))
+    assert (mirror.status, mirror.wanted) == ("stale", None)
+    assert [one in mirror for one in (A, B, C)] == [True, False, True]
+    mirror.receive(3, clears("GPU"))  # of one tier: the others may have anything
+    assert mirror.status == "stale"
+    mirror.receive(4, clears())  # here truth begins again
+    assert (mirror.status, mirror.num_blocks) == ("live", 0)
+    mirror.receive(5, stores(B))
+    assert (mirror.status, mirror.num_blocks) == ("live", 1)
+
+
+def test_a_stale_mirror_is_healed_when_snapshots_are_to_be_had_again() -> None:
+    mirror = live(stores(A))
+    mirror.receive(2, stores(C))
+    mirror.replayed([(2, stores(C))], status())
+    mirror.snapshot(-1, [], None)
+    assert mirror.status == "stale"
+    mirror.heard(status(next_seq=3))
+    assert mirror.wanted == SnapshotWanted()
+
+
+def test_duplicates_are_applied_once() -> None:
+    mirror = live(stores(A), removes(A))
+    mirror.receive(0, stores(A))
+    mirror.receive(1, removes(A))
+    assert (mirror.status, mirror.num_blocks, mirror.counts.duplicates) == ("live", 0, 2)
+
+
+@pytest.mark.parametrize("can_replay", [True, False])
+def test_a_restart_behind_a_proxy_is_seen_by_an_old_number_with_a_new_content(can_replay: bool) -> None:
+    if can_replay:
+        mirror = live(stores(A), stores(B))
+    else:
+        mirror = Mirror(can_replay=False)
+        mirror.receive(0, stores(A))
+        mirror.receive(1, stores(B))
+    mirror.receive(0, stores(C))
+    assert mirror.counts.restarts == 1
+    assert [one in mirror for one in (A, B)] == [False, False]
+    if can_replay:
+        assert (mirror.status, mirror.wanted) == ("catching_up", ReplayWanted(0))
+        mirror.replayed([(0, stores(C))], status("two", 1))
+    assert (mirror.status, mirror.sequence, C in mirror) == ("live", 0, True)
+
+
+def test_a_restart_without_anybody_to_ask_in_the_middle() -> None:
+    mirror = Mirror(can_replay=False)
+    for seq, payload in enumerate([stores(A), stores(B), stores(C)]):
+        mirror.receive(seq, payload)
+    mirror.receive(1, stores(C))
+    assert (mirror.status, A in mirror, C in mirror) == ("stale", False, True)
+
+
+def test_a_heartbeat_of_another_publisher_wants_a_new_connection() -> None:
+    mirror = live(stores(A))
+    mirror.heard(status("two", 1))
+    assert (mirror.status, mirror.wants_reconnect, mirror.wanted, mirror.num_blocks) == ("catching_up", True, None, 0)
+    mirror.receive(1, stores(B))  # of either: it does not count
+    assert mirror.num_blocks == 0
+    mirror.disconnected()
+    mirror.connected()
+    assert (mirror.wants_reconnect, mirror.wanted) == (False, ReplayWanted(0))
+
+
+def test_two_contents_of_one_number_want_a_new_connection() -> None:
+    mirror = live(stores(A))
+    mirror.receive(2, stores(C))
+    mirror.replayed([(0, stores(A)), (1, stores(B)), (2, stores(B))], status(next_seq=3))
+    assert (mirror.status, mirror.wants_reconnect) == ("catching_up", True)
+
+
+def test_a_cut_connection_is_not_live_and_what_it_held_does_not_count() -> None:
+    mirror = live(stores(A))
+    mirror.disconnected()
+    assert (mirror.status, mirror.wanted) == ("catching_up", None)
+    mirror.receive(1, stores(B))
+    assert B not in mirror
+    mirror.connected()
+    assert mirror.wanted == ReplayWanted(0)
+    mirror.receive(2, stores(C))
+    mirror.disconnected()
+    mirror.connected()
+    mirror.replayed([(0, stores(A)), (1, stores(B))], status(next_seq=2))
+    assert (mirror.status, mirror.sequence, C in mirror) == ("live", 1, False)
+
+
+def test_a_successor_with_fitting_numbers_is_told_by_its_content() -> None:
+    """vLLM's publisher has no id: the batch that is known already says whether it is the same."""
+    mirror = Mirror()
+    mirror.connected()
+    mirror.replayed([(0, stores(A)), (1, stores(B))], None)
+    mirror.disconnected()
+    mirror.connected()
+    mirror.replayed([(1, stores(C)), (2, stores(A))], None)
+    assert (mirror.counts.restarts, mirror.num_blocks, mirror.wants_reconnect) == (1, 0, True)
+
+
+def test_a_successor_that_is_behind_is_asked_for_everything() -> None:
+    mirror = Mirror()
+    mirror.connected()
+    mirror.replayed([(0, stores(A)), (1, stores(B))], None)
+    mirror.disconnected()
+    mirror.connected()
+    mirror.replayed([], None)
+    assert (mirror.status, mirror.wanted) == ("catching_up", ReplayWanted(0))
+    mirror.replayed([(0, stores(C))], None)
+    assert (mirror.status, mirror.sequence, mirror.num_blocks, C in mirror) == ("live", 0, 1, True)
+
+
+def test_the_last_batches_may_be_the_lost_ones() -> None:
+    mirror = live(stores(A))
+    mirror.heard(status(next_seq=3))
+    assert (mirror.status, mirror.lag) == ("live", 2)  # they may be on their way
+    mirror.heard(status(next_seq=3))
+    assert (mirror.status, mirror.wanted) == ("catching_up", ReplayWanted(0))
+    mirror.replayed([(0, stores(A))], status(next_seq=3))
+    assert mirror.wanted == SnapshotWanted()
+
+
+def test_the_last_batches_of_a_publisher_without_status_are_looked_for() -> None:
+    mirror = Mirror()
+    mirror.connected()
+    mirror.replayed([(0, stores(A))], None)
+    mirror.look_again()
+    assert (mirror.status, mirror.wanted) == ("live", ReplayWanted(0))
+    mirror.receive(2, stores(C))
+    assert mirror.status == "live"  # as of its sequence
+    mirror.replayed([(0, stores(A)), (1, stores(B))], None)
+    assert (mirror.status, mirror.sequence) == ("live", 2)
+
+
+def test_a_batch_that_cannot_be_read_is_lost() -> None:
+    mirror = live(stores(A))
+    mirror.receive(1, b"?")
+    assert (mirror.status, mirror.wanted, mirror.counts.unreadable) == ("catching_up", SnapshotWanted(), 1)
+    mirror.snapshot(1, [stores(B)], status(next_seq=2))
+    assert (mirror.status, B in mirror, A in mirror) == ("live", True, False)
+
+
+def test_copies_are_counted_unless_only_first_and_last_are_announced() -> None:
+    for convention, left in (("detect", 1), ("per_copy", 1), ("first_last", 0)):
+        mirror = live(stores(A), stores(A), convention=convention)
+        mirror.receive(2, removes(A))
+        assert mirror.copies(A) == left
+        mirror.receive(3, removes(A))
+        assert (mirror.copies(A), mirror.counts.unknown, mirror.counts.repeated) == (0, 1 - left, 1)
+    assert live(stores(A), stores(A)).convention == "per_copy"
+    told = Mirror()
+    told.connected()
+    told.replayed([], status(convention="first_last"))
+    assert told.convention == "first_last"
+    with pytest.raises(ValueError, match="convention"):
+        Mirror(convention="none")  # type: ignore[arg-type]
+
+
+def test_groups_and_tiers_are_apart() -> None:
+    mirror = live(stores(A), stores(A, medium="CPU"), stores(A, group=1), stores(B, medium=None))
+    assert mirror.tiers == {"GPU": 3, "CPU": 1}
+    mirror.receive(4, removes(A, medium="CPU"))
+    assert [mirror.copies(A, 0, "CPU"), mirror.copies(A, 0), mirror.copies(A, 1)] == [0, 1, 1]
+    mirror.receive(5, clears("CPU"))
+    mirror.receive(6, clears("GPU"))
+    assert mirror.num_blocks == 0
+
+
+def test_memory_is_bounded() -> None:
+    mirror = live(stores(1, 2, 3), max_blocks=4)
+    mirror.receive(1, stores(4, 5))
+    assert (mirror.status, mirror.num_blocks, mirror.wanted) == ("stale", 0, None)
+    assert "more than 4 blocks" in mirror.reason
+    waiting = live(stores(A), max_pending=3)
+    for seq in range(2, 50):
+        waiting.receive(seq, stores(B))
+    assert len(waiting._pending) <= 3
+
+
+def test_it_gives_up_when_told_that_it_takes_too_long() -> None:
+    mirror = live(stores(A))
+    mirror.receive(2, stores(C))
+    mirror.gave_up("nobody answers")
+    assert (mirror.status, mirror.reason, mirror.wanted) == ("stale", "nobody answers", None)
+    assert C in mirror
+    mirror.disconnected()
+    mirror.connected()
+    assert mirror.wanted == ReplayWanted(0)
+    mirror.replayed([(2, stores(C))], status(next_seq=3, snapshots=False))  # not from the beginning
+    assert (mirror.status, A in mirror, C in mirror) == ("stale", True, True)
+    mirror.disconnected()
+    mirror.connected()
+    mirror.replayed([(0, stores(A)), (1, removes(A)), (2, stores(C))], status(next_seq=3))
+    assert (mirror.status, mirror.num_blocks) == ("live", 1)
+
+
+def test_answers_nobody_waits_for_change_nothing() -> None:
+    mirror = live(stores(A))
+    mirror.replayed([(0, stores(C))], status("two"))
+    mirror.snapshot(9, [stores(C)], status())
+    assert (mirror.status, mirror.sequence, C in mirror) == ("live", 0, False)

@@ -1,0 +1,371 @@
+"""Real sockets on loopback: scenario S9, and what else a publisher and a subscriber promise each other."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockpool.cache import KVCacheConfig, KVCacheManager, Request
+from blockpool.hashing import BlockHasher
+from blockpool.managers import FullAttentionSpec, KVCacheGroupSpec
+from blockpool.pool import AllBlocksCleared, BlockStored
+from blockpool.wire import (
+    EndpointError,
+    Mirror,
+    Publisher,
+    PublisherClosedError,
+    Subscriber,
+    decode_batch,
+)
+from blockpool.wire.protocol import END, SNAPSHOT, STATUS, decode_status, sequence_bytes, sequence_number
+from tests.wire.sockets import LOOPBACK, Blocks, publisher, subscriber, until, up_to
+
+zmq = pytest.importorskip("zmq")
+
+HASHER = BlockHasher(hash_block_size=4, seed="scenarios")
+
+
+def ask(to: Publisher, question: bytes) -> list[list[bytes]]:
+    """As any client would: a DEALER that reads until the end."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.RCVTIMEO, 20_000)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(to.replay_endpoint)
+        dealer.send_multipart((b"", question))
+        out = [dealer.recv_multipart()]
+        while question != STATUS and tuple(out[-1]) != END:
+            out.append(dealer.recv_multipart())
+        return out
+
+
+class TestS8:
+    def test_a_mirror_believes_what_the_index_has_after_every_operation(self) -> None:
+        """Two copies of one key: one of them goes, and the key is still there."""
+        config = KVCacheConfig(5, (KVCacheGroupSpec(("layer",), FullAttentionSpec(4)),), hash_block_size=4)
+        manager = KVCacheManager(config, events="first_last")
+        pool = manager.pool
+        with publisher(convention="first_last") as one, subscriber(one) as reader:
+
+            def agree() -> set[bytes]:
+                events = manager.take_events()
+                if events:
+                    one.publish(events)
+                until(up_to(reader.mirror, one.next_seq - 1), reader)
+                keys = {key[:-4] for key in pool.cached_block_hash_to_block.keys()}  # noqa: SIM118
+                assert reader.mirror.num_blocks == len(keys)
+                assert all(key in reader.mirror for key in keys)
+                return keys
+
+            def admit(name: str) -> Request:
+                request = Request(name, [ord(letter) for letter in "aaaabbbb"], hasher=HASHER)
+                hit = manager.get_computed_blocks(request)
+                assert manager.allocate_slots(request, 8 - hit.num_tokens, hit.num_tokens, hit) is not None
+                request.num_computed_tokens = 8
+                return request
+
+            first = admit("r1")
+            agree()
+            manager.free(first)
+            agree()
+            again = admit("r2")
+            agree()
+            assert again.block_hashes is not None
+            a, b = again.block_hashes[0], again.block_hashes[1]
+            manager.free(again)
+            assert agree() == {a, b}
+            assert len(pool.cached_block_hash_to_block.get_blocks(b + bytes(4))) == 2
+            for take, expected in ((2, {a, b}), (1, {a}), (1, set())):
+                pool.get_new_blocks(take)
+                assert agree() == expected
+
+
+class TestS9:
+    def test_a_gap_is_closed_by_a_replay_and_nothing_is_applied_twice(self) -> None:
+        blocks = Blocks()
+        lost: set[int] = {5, 6}
+        with publisher() as one, subscriber(one) as reader, subscriber(one) as uninterrupted:
+            lose(reader, lost)
+            for seq in range(8):
+                assert one.publish(blocks.one_more()) == seq
+                if seq not in lost and seq < 5:
+                    until(up_to(reader.mirror, seq), reader, uninterrupted)
+            until(up_to(reader.mirror, 7), reader, uninterrupted)
+            until(up_to(uninterrupted.mirror, 7), reader, uninterrupted)
+            again = ask(one, sequence_bytes(7))[0]
+            before = reader.mirror.counts
+            reader.mirror.receive(7, again[3])
+            assert reader.mirror.counts.duplicates == before.duplicates + 1
+            assert reader.mirror.counts.batches == before.batches == 8
+            assert reader.mirror.counts.gaps == 1
+            assert blocks.holds(reader.mirror)
+            assert blocks.holds(uninterrupted.mirror)
+            assert reader.mirror.counts.repeated == 0
+
+    def test_what_no_replay_holds_comes_from_a_snapshot(self) -> None:
+        blocks = Blocks()
+        lost = {5, 6, 7, 8}
+        with publisher(buffer_steps=4) as one, subscriber(one) as reader:
+            lose(reader, lost)
+            for seq in range(5):
+                one.publish(blocks.one_more())
+                until(up_to(reader.mirror, seq), reader)
+            for _ in range(5, 10):
+                one.publish(blocks.one_more())
+            until(up_to(reader.mirror, 9), reader)
+            assert reader.mirror.counts.snapshots == 1
+            assert blocks.holds(reader.mirror)
+            one.publish(blocks.one_more())
+            until(up_to(reader.mirror, 10), reader)
+            assert blocks.holds(reader.mirror)
+
+    def test_a_snapshot_says_its_number_and_gives_parents_before_children(self) -> None:
+        blocks = Blocks()
+        with publisher(buffer_steps=1) as one, subscriber(one) as reader:
+            for _ in range(10):
+                one.publish(blocks.one_more())
+            blocks.pool.evict_blocks(blocks.table[:1])  # announced again, so its event is the youngest
+            one.publish(blocks.pool.take_events())
+            blocks.pool.cache_full_blocks(blocks.table, b"".join(blocks.digests), 0, 1, 4, 0, payload=blocks.payload)
+            one.publish(blocks.pool.take_events())
+            until(up_to(reader.mirror, 11), reader)
+            *answers, end = ask(one, SNAPSHOT)
+            assert tuple(end) == END
+            assert {sequence_number(answer[2]) for answer in answers} == {11}
+            seen: set[object] = {None}
+            for answer in answers:
+                for event in decode_batch(answer[3]).events:
+                    assert isinstance(event, BlockStored)
+                    assert event.parent_block_hash in seen
+                    assert event.token_ids == list(
+                        range(
+                            4 * blocks.digests.index(event.block_hashes[0]),
+                            4 * (blocks.digests.index(event.block_hashes[-1]) + 1),
+                        )
+                    )
+                    seen |= set(event.block_hashes)
+            assert len(seen) == 11
+
+    def test_a_restart_drops_the_old_state(self, tmp_path: Path) -> None:
+        blocks, others = Blocks(), Blocks()
+        endpoint, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
+        with Publisher(endpoint, replay) as one:
+            reader = subscriber(one, heartbeat_s=0.2)
+            for _ in range(3):
+                one.publish(blocks.one_more())
+            until(up_to(reader.mirror, 2), reader)
+            first_id = reader.mirror.publisher
+        with Publisher(endpoint, replay) as second, reader:
+            others.pool.get_new_blocks(1)
+            second.publish(others.one_more())
+            until(lambda: reader.mirror.publisher not in (None, first_id), reader)
+            until(up_to(reader.mirror, 0), reader)
+            assert others.holds(reader.mirror)
+            assert reader.mirror.num_blocks == 1
+            assert reader.mirror.counts.restarts >= 1
+
+    def test_a_full_queue_never_makes_the_step_wait(self) -> None:
+        blocks = Blocks()
+        with publisher(max_queue_size=2, buffer_steps=100) as one, subscriber(one) as reader:
+            one.publish(blocks.one_more())
+            until(up_to(reader.mirror, 0), reader)
+            stalled, goes_on = threading.Event(), threading.Event()
+            send = one._desk.send_one
+
+            def stall(over: Any) -> bool:
+                stalled.set()
+                assert goes_on.wait(20)
+                return send(over)
+
+            one._desk.send_one = stall  # type: ignore[method-assign]
+            one.publish(blocks.one_more())
+            assert stalled.wait(20)
+            numbers = [one.publish(blocks.one_more()) for _ in range(5)]  # returns, though nothing is sent
+            assert numbers == [2, 3, 4, 5, 6]
+            assert (one.counts.dropped, one.counts.waiting) == (4, 2)
+            goes_on.set()
+            until(lambda: one.counts.waiting == 0, reader)
+            one.publish(blocks.one_more())
+            until(up_to(reader.mirror, 7), reader)
+            assert blocks.holds(reader.mirror)  # by a snapshot: nobody was ever sent 3 to 6
+            assert reader.mirror.counts.snapshots == 1
+            assert reader.mirror.dropped_there == 4
+            assert [sequence_number(answer[2]) for answer in ask(one, sequence_bytes(0))[:-1]] == [0, 1, 2, 7]
+
+
+def lose(reader: Subscriber, numbers: set[int]) -> None:
+    """The mirror never receives these from the subscription."""
+    receive = reader.mirror.receive
+
+    def some(seq: int, payload: bytes) -> None:
+        if seq not in numbers:
+            receive(seq, payload)
+
+    reader.mirror.receive = some  # type: ignore[method-assign]
+
+
+class TestPublisher:
+    def test_status_is_the_heartbeat(self) -> None:
+        blocks = Blocks()
+        with publisher(convention="first_last", buffer_steps=2, publisher_id="me") as one, subscriber(one) as reader:
+            for _ in range(3):
+                one.publish(blocks.one_more())
+            until(up_to(reader.mirror, 2), reader)
+            ((_, _, number, payload),) = ask(one, STATUS)
+            status = decode_status(payload)
+            assert status is not None
+            assert (status.publisher, status.next_seq, status.oldest_seq, status.dropped) == ("me", 3, 1, 0)
+            assert (status.convention, status.snapshots, sequence_number(number)) == ("first_last", True, 3)
+            assert reader.mirror.convention == "first_last"
+
+    def test_an_empty_index_is_live(self) -> None:
+        with publisher() as one, subscriber(one) as reader:
+            assert reader.mirror.status == "never_fed"
+            until(up_to(reader.mirror, -1), reader)
+            assert reader.mirror.num_blocks == 0
+
+    def test_who_comes_late_has_everything(self) -> None:
+        blocks = Blocks()
+        with publisher() as one:
+            for _ in range(5):
+                one.publish(blocks.one_more())
+            with subscriber(one) as reader:
+                until(up_to(reader.mirror, 4), reader)
+                assert blocks.holds(reader.mirror)
+
+    def test_topics_and_ranks_and_integers(self) -> None:
+        blocks = Blocks()
+        with publisher(topic="kv@pod", data_parallel_rank=3, hash_form="int") as one:
+            assert one.publish([]) is None
+            one.publish(blocks.one_more())
+            with subscriber(one, topic="kv@") as reader, subscriber(one, topic="other") as deaf:
+                until(up_to(reader.mirror, 0), reader, deaf)
+                one.publish(blocks.one_more())
+                until(up_to(reader.mirror, 1), reader, deaf)
+                assert (reader.mirror.counts.batches, deaf.mirror.counts.gaps) == (2, 0)
+            _, topic, _, payload = ask(one, sequence_bytes(0))[0]
+            assert topic == b"kv@pod"
+            batch = decode_batch(payload)
+            assert batch.data_parallel_rank == 3
+            assert isinstance(batch.events[0], BlockStored)
+            assert batch.events[0].block_hashes == [0]
+            assert blocks.digests[1] not in reader.mirror  # announced as integers, asked with a digest
+            assert int.from_bytes(blocks.digests[1][-8:], "big") in reader.mirror
+
+    def test_inside_the_process(self) -> None:
+        blocks = Blocks()
+        with (
+            Publisher("inproc://events", "inproc://replay", data_parallel_rank=1) as one,
+            Subscriber(Mirror(), "inproc://events_dp1", "inproc://replay_dp1") as reader,
+        ):
+            one.publish(blocks.one_more())
+            until(up_to(reader.mirror, 0), reader)
+            assert blocks.holds(reader.mirror)
+
+    def test_closing_sends_what_waits(self) -> None:
+        blocks = Blocks()
+        one = publisher()
+        with subscriber(one) as reader:
+            until(up_to(reader.mirror, -1), reader)
+            for _ in range(20):
+                one.publish(blocks.one_more())
+            one.close()
+            assert one.counts.batches == 20
+            one.close()
+            with pytest.raises(PublisherClosedError):
+                one.publish([AllBlocksCleared()])
+            assert not one._thread.is_alive()
+
+    def test_endpoints_that_cannot_be(self) -> None:
+        with publisher() as one:
+            with pytest.raises(EndpointError, match="cannot open"):
+                Publisher(one.endpoint.replace("127.0.0.1", "*"))
+            for wrong in ("5557", "http://*:5557", "tcp://"):
+                with pytest.raises(EndpointError):
+                    Publisher(wrong)
+            with pytest.raises(EndpointError, match="rank 2"):
+                Publisher("ipc:///nowhere/x", data_parallel_rank=2)
+        with pytest.raises(ValueError, match="hash_form"):
+            Publisher(LOOPBACK, hash_form="hex")  # type: ignore[arg-type]
+
+    def test_a_batch_that_cannot_be_written_is_a_gap(self) -> None:
+        blocks = Blocks()
+        with publisher() as one, subscriber(one, heartbeat_s=0.1) as reader:
+            one.publish(blocks.one_more())
+            until(up_to(reader.mirror, 0), reader)
+            events = blocks.one_more()
+            events[0].extra_keys = [(object(),)]  # type: ignore[attr-defined]
+            one.publish(events)
+            one.publish(blocks.one_more())
+            until(lambda: one.counts.failed == 1, reader)
+            until(lambda: reader.mirror.status == "stale", reader)
+            assert "no snapshots" in reader.mirror.reason
+            assert one.counts.dropped == 1
+            assert one.last_error is not None
+            assert one.last_error.startswith("batch 1: ")
+
+
+class TestSubscriber:
+    def test_a_heartbeat_that_is_not_answered_ends_being_live(self) -> None:
+        now = 0.0
+        with publisher() as one, subscriber(one, clock=lambda: now) as reader:
+            until(up_to(reader.mirror, -1), reader)
+            goes_on = threading.Event()
+            answers = one._desk.answers
+
+            def hang(question: bytes) -> Any:
+                goes_on.wait(20)
+                return answers(question)
+
+            one._desk.answers = hang  # type: ignore[method-assign]
+            now = 6.0
+            reader.poll()  # asks
+            now = 12.0
+            reader.poll()
+            assert reader.mirror.status == "catching_up"
+            assert "5 s" in reader.mirror.reason
+            goes_on.set()
+            until(up_to(reader.mirror, -1), reader)
+
+    def test_without_a_replay_socket_a_gap_stays(self) -> None:
+        blocks = Blocks()
+        with Publisher(LOOPBACK) as one, Subscriber(Mirror(), one.endpoint) as reader:
+            seq = 0
+
+            def first_heard() -> bool:
+                nonlocal seq
+                seq = one.publish(blocks.one_more()) or 0
+                return reader.mirror.sequence >= 0
+
+            until(first_heard, reader)
+            until(lambda: reader.mirror.sequence == seq, reader)
+            # The first batches went out before anybody listened.
+            assert reader.mirror.status in ("live", "stale")
+            assert (reader.mirror.status == "live") == blocks.holds(reader.mirror)
+
+    def test_nobody_there(self) -> None:
+        now = 0.0
+        with publisher() as one:
+            endpoint, replay = one.endpoint, one.replay_endpoint
+        reader = Subscriber(Mirror(), endpoint, replay, clock=lambda: now)
+        with reader:
+            for _ in range(20):
+                now += 30
+                assert reader.poll() == 0
+            assert reader.mirror.status == "never_fed"
+
+    def test_a_publisher_that_goes_is_noticed(self) -> None:
+        blocks = Blocks()
+        now = 0.0
+        one = publisher()
+        with subscriber(one, clock=lambda: now, give_up_s=60) as reader:
+            one.publish(blocks.one_more())
+            until(up_to(reader.mirror, 0), reader)
+            one.close()
+            until(lambda: reader.mirror.status == "catching_up", reader)
+            now = 61.0
+            until(lambda: reader.mirror.status == "stale", reader)
+            assert "60 s" in reader.mirror.reason
+        assert reader.mirror.status == "stale"
