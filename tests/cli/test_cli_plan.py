@@ -113,7 +113,9 @@ def test_how_much_memory_is_needed() -> None:
     (pool,) = plan_json(*LLAMA, "--memory", str(32_769 * 2**21), "--lengths", "8192")["pools"]
     assert pool["concurrency"] == [64]
     text = plan(*LLAMA, "--concurrency", "64", "--lengths", "8192").stdout
-    assert "64 requests of 8,192 tokens at once need 64 GiB (32,769 blocks)." in text
+    assert "64 requests of 8,192 tokens at once need 64.01 GiB (32,769 blocks)." in text
+    (pool,) = plan_json(*LLAMA, "--memory", "64.01 GiB", "--lengths", "8192")["pools"]
+    assert pool["concurrency"] == [64]
 
 
 def test_side_by_side() -> None:
@@ -195,6 +197,11 @@ def test_groups_in_place_of_a_model() -> None:
     assert (pool["num_blocks"], pool["concurrency"]) == (1_024, [1])
 
 
+def test_nothing_at_rest_is_said_so() -> None:
+    text = plan("--groups", "chunk=1024:16", "--num-blocks", "100", "--lengths", "1k").stdout
+    assert "any number of requests of 1,024 tokens (computed one after the other: at rest they hold nothing)" in text
+
+
 def test_what_does_not_fit() -> None:
     text = plan(*LLAMA, "--memory", "1GiB", "--lengths", "8k,32k").stdout
     assert "1 GiB hold 512 blocks, the null block included, of 2 MiB each.\n" in text
@@ -250,7 +257,25 @@ def test_a_working_set_that_does_not_fit(tmp_path: Path) -> None:
     assert small["hit_rate"] < large["hit_rate"] == working_set["hit_rate"] == pytest.approx(2 * 4_192 / (4 * 4_196))
     text = plan(trace, *GEMMA, "--memory", "2GiB,3GiB", "--lengths", "1k").stdout
     assert "and does not fit 3 GiB of 2,457 blocks: " in text
-    assert "0 blocks are evicted, and 4 requests never fit." in text
+    assert "0 blocks are evicted, and 4 requests never fit: the largest holds 1,841 blocks at its peak." in text
+    assert "where a pool that never evicts finds 50.0%" in text
+
+
+def test_a_working_set_that_fits_though_a_request_does_not(tmp_path: Path) -> None:
+    # The prompt's last block has no hash: 1 + 9 blocks where only 8 are found again, and 9 beside the null block
+    trace = write_trace(tmp_path / "trace.jsonl", [[0, 1, 99], [*range(8), 99]])
+    text = plan(trace, "--groups", "full:512", "--num-blocks", "9", "--lengths", "1k").stdout
+    assert f"The working set of {trace} is 8 blocks and would fit the pool of 9 blocks: " in text
+    assert "0 blocks are evicted, and 1 request never fits: the largest holds 9 blocks at its peak." in text
+    assert "does not fit" not in text
+
+
+def test_a_working_set_that_has_no_room_beside_what_runs(tmp_path: Path) -> None:
+    # Two prompts of 4 blocks and a rest leave 8 blocks; the second one takes 5 while the first one's 4 are there.
+    trace = write_trace(tmp_path / "trace.jsonl", [[0, 1, 2, 3, 99], [10, 11, 12, 13, 99]])
+    text = plan(trace, "--groups", "full:512", "--num-blocks", "9", "--lengths", "1k").stdout
+    assert "is 8 blocks. The pool of 9 blocks would hold that alone, but not beside a request that runs: " in text
+    assert "1 block is evicted." in text
 
 
 # -- bad input -----------------------------------------------------------------------------------------
@@ -260,7 +285,17 @@ def test_a_working_set_that_does_not_fit(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ((), "give --model or --groups"),
-        ((*LLAMA, "--groups", "full:16"), "give --model or --groups"),
+        ((*LLAMA, "--groups", "full:16"), "give one of them"),
+        (("--model", ""), "the text is empty"),
+        ((*GEMMA, "--encoder-tokens", "5"), "--encoder-tokens: there is no cross attention"),
+        (("--groups", "full:16", "--encoder-tokens", "5"), "--encoder-tokens: there is no cross attention"),
+        (("--groups", "full:16,cross:16"), "give --encoder-tokens"),
+        ((*LLAMA, "--lengths", "-5"), "--lengths: -5 is not between 1 and 16777216"),
+        ((*LLAMA, "--lengths", "9" * 14), f"--lengths: {'9' * 14} is not between 1 and 16777216"),
+        ((*LLAMA, "--num-blocks", "9" * 5_000), "is not between 2 and 134217728"),
+        ((*LLAMA, "--lengths", "1.5k"), "--lengths: '1.5k' is not a number"),
+        (("--groups", "window=64:16", "--lengths", "16m", "--max-num-batched-tokens", "64"), "take 262,144 steps"),
+        (("--groups", "window=64:16", "--lengths", "1k", "--output-length", str(2**24)), "take 1,048,577 steps"),
         (("--model", "acme/rocket"), "no model that is known here"),
         (("--model", "qwen3-9b"), "near: Qwen/Qwen3-8B"),
         (("--model", "absent.json"), "'absent.json': cannot be read: No such file"),
@@ -278,9 +313,14 @@ def test_a_working_set_that_does_not_fit(tmp_path: Path) -> None:
         ((*LLAMA, "--lengths", "1k", "--max-model-len", "1000"), "more than the 1000 tokens"),
         ((*LLAMA, "--output-length", "131072"), "leaves no room for a prompt"),
         ((*LLAMA, "--retention-interval", "sparse"), "--retention-interval: 'sparse' is neither dense nor"),
-        ((*QWEN_NEXT, "--retention-interval", "1024"), "a multiple of the alignment 544, not 1024"),
+        ((*QWEN_NEXT, "--retention-interval", "1024"), "1024 is neither dense nor 0 nor a multiple of 544, the"),
+        ((*LLAMA, "--retention-interval", "0,dense,17"), "17 is neither dense nor 0 nor a multiple of 16, the unit"),
+        (
+            (*LLAMA, "--block-size", "16,32", "--retention-interval", "16"),
+            "multiple of 32, the unit of hits with blo",
+        ),
         ((*LLAMA, "--kv-cache-dtype", "fp3"), "kv_cache_dtype must be one of"),
-        ((*LLAMA, "--tensor-parallel-size", "3"), "cannot be shared equally by 3 ranks"),
+        ((*LLAMA, "--tensor-parallel-size", "3"), "Llama-3.1-8B-Instruct: num_attention_heads: 32 cannot be"),
         ((*LLAMA, "--bytes-per-block", "1000"), "--bytes-per-block is for --groups"),
         (("--groups", "full:16", "--memory", "1GiB"), "needs --bytes-per-block"),
         (("--groups", "full:16", "--block-size", "32"), "are for --model"),
@@ -303,7 +343,8 @@ def test_a_unit_that_the_trace_cannot_tell_apart(tmp_path: Path) -> None:
 
 def test_usage_errors() -> None:
     for arguments in (("--output-length", "-1"), ("--concurrency", "0"), ("--max-num-batched-tokens", "0")):
-        assert plan(*LLAMA, *arguments, code=2).stdout == ""
+        assert f"Invalid value for '{arguments[0]}': " in bad_input(*LLAMA, *arguments)
+    assert bad_input("--lenghts", "8k").endswith(" plan -h`")
 
 
 # -- as a process --------------------------------------------------------------------------------------

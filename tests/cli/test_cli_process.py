@@ -58,10 +58,21 @@ def test_help_imports_nothing_heavy():
 
 def test_no_command_and_unknown_ones():
     assert b"Commands:" in run().stdout + run().stderr
-    for arguments in (("nonsense",), ("replay", "--nonsense"), ("replay", "--block-size", "0"), ("audit",)):
+    for arguments in (
+        ("nonsense",),
+        ("--nonsense",),
+        ("replay", "--nonsense"),
+        ("replay", "--block-size", "0"),
+        ("replay", "--block-size"),
+        ("plan", "--concurrency", "many"),
+        ("audit",),
+        ("vllm", "nonsense"),
+        ("vllm", "check", "--nonsense"),
+    ):
         result = run(*arguments)
         assert (result.returncode, result.stdout) == (2, b"")
-        assert b"Error: " in result.stderr
+        assert result.stderr.startswith(b"blockpool: error: ")
+        assert result.stderr.count(b"\n") == 1
 
 
 def test_bad_input_is_one_line_on_stderr(tmp_path: Path):

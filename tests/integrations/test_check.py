@@ -153,7 +153,7 @@ def test_what_vllm_prints_is_not_part_of_the_answer(vllm: StandIn, short: None) 
 def test_bad_usage(arguments: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "Error: " in result.stderr
+    assert "error: " in result.stderr
 
 
 def test_help_has_an_example_and_needs_no_integration(stand_in: StandIn) -> None:

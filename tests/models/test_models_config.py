@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from blockpool.managers import FullAttentionSpec, SlidingWindowSpec
 from blockpool.models import (
     KV_CACHE_DTYPES,
+    LayerCache,
+    ModelCache,
     ModelError,
     UnknownArchitecture,
     groups_as_text,
@@ -37,6 +41,16 @@ NEMOTRON_H = {
     "hidden_size": 64,
     "num_attention_heads": 8,
     "hybrid_override_pattern": "M-*E",
+}
+JAMBA = {**LLAMA, "architectures": ["JambaForCausalLM"], "num_hidden_layers": 8}
+WHISPER = {
+    "architectures": ["WhisperForConditionalGeneration"],
+    "d_model": 64,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 8,
+    "max_source_positions": 1500,
+    "max_target_positions": 448,
+    "torch_dtype": "float16",
 }
 QWEN_NEXT = {**LLAMA, "architectures": ["Qwen3NextForCausalLM"], "num_hidden_layers": 4}
 
@@ -114,6 +128,32 @@ def test_a_window_is_in_use_only_where_the_configuration_says_so() -> None:
     assert kinds({**mistral, "architectures": ["MixtralForCausalLM"]}) == ["full"] * 2
 
 
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Mixtral", "Gemma"])
+def test_a_window_and_the_layers_that_have_it(name: str) -> None:
+    # As vLLM plans them: a window alone is every layer's, and a list without a window is of full attention.
+    fields = {**LLAMA, "architectures": [f"{name}ForCausalLM"], "num_hidden_layers": 8, "sliding_window": 1024}
+    listed = ["sliding_attention"] * 3 + ["full_attention"]
+    assert kinds(fields) == ["window=1024"] * 8
+    assert kinds({**fields, "layer_types": listed * 2}) == [*["window=1024"] * 3, "full"] * 2
+    assert kinds({**fields, "layer_types": ["full_attention"] * 8}) == ["full"] * 8
+    assert kinds({**fields, "layer_types": listed * 2, "sliding_window": None}) == ["full"] * 8
+    groups = lay_out(read_model({**fields, "layer_types": listed * 2})).kv_cache_groups
+    assert groups_as_text(groups) == "window=1024:16*3,full:16"
+
+
+@pytest.mark.parametrize("name", ["Qwen2", "Qwen3"])
+def test_listed_windows_that_are_not_in_use(name: str) -> None:
+    listed = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 64}
+    fields = {**LLAMA, "architectures": [f"{name}ForCausalLM"], "num_hidden_layers": 4, **listed}
+    assert kinds({**fields, "use_sliding_window": False}) == ["full"] * 4
+    assert read_model(fields).notes == ()
+    in_use = {**fields, "use_sliding_window": True}
+    assert kinds(in_use) == ["window=64", "full"] * 2
+    assert read_model(in_use).notes == (
+        "only some layers have a window: vLLM has full attention in all of them, or refuses it",
+    )
+
+
 def test_chunks_are_where_positions_are_rotated() -> None:
     rule = [*["chunk=8192"] * 3, "full"] * 2
 
@@ -145,8 +185,11 @@ def test_the_dtypes_of_a_state() -> None:
 
     conv, ssm = 24_576, 524_288  # numbers, as in the figures of Qwen3-Next
     assert bytes_of(QWEN_NEXT) == 2 * conv + 2 * ssm
-    assert bytes_of({**QWEN_NEXT, "mamba_ssm_dtype": "float32"}) == 2 * conv + 4 * ssm
-    assert bytes_of({**QWEN_NEXT, "mamba_ssm_dtype": "float32"}, mamba_ssm_cache_dtype="float16") == 2 * (conv + ssm)
+    # which vLLM does not follow for this architecture
+    assert bytes_of({**QWEN_NEXT, "mamba_ssm_dtype": "float32"}) == 2 * conv + 2 * ssm
+    assert read_model({**QWEN_NEXT, "mamba_ssm_dtype": "float32"}).notes == (
+        "mamba_ssm_dtype is not followed, as vLLM does not: states have the model's dtype",
+    )
     assert bytes_of(QWEN_NEXT, mamba_ssm_cache_dtype="float32") == 2 * conv + 4 * ssm
     assert bytes_of(QWEN_NEXT, mamba_cache_dtype="float32") == 4 * (conv + ssm)
     assert bytes_of(QWEN_NEXT, mamba_cache_dtype="float32", mamba_ssm_cache_dtype="bfloat16") == 4 * conv + 2 * ssm
@@ -214,7 +257,22 @@ def test_an_unknown_architecture_is_said_so_with_the_way_out() -> None:
         (LLAMA, {"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype nvfp4 needs heads of a multiple of 16 numbers, not 8"),
         (QWEN_NEXT, {"mamba_cache_dtype": "fp8"}, "mamba_cache_dtype must be one of auto"),
         (QWEN_NEXT, {"mamba_ssm_cache_dtype": "fp8"}, "mamba_ssm_cache_dtype must be one of auto"),
-        ({**QWEN_NEXT, "mamba_ssm_dtype": "int4"}, {}, "the configuration's dtype of states must be one of auto"),
+        ({**NEMOTRON_H, "mamba_ssm_cache_dtype": "int4"}, {}, "the configuration's dtype of states must be one of"),
+        ({**LLAMA, "num_attention_heads": 5000}, {}, "config: hidden_size: 64 numbers cannot be shared by the 5000"),
+        ({**LLAMA, "hidden_size": 7}, {}, "config: hidden_size: 7 numbers cannot be shared by the 8 heads of"),
+        ({**WHISPER, "d_model": 3}, {}, "config: d_model: 3 numbers cannot be shared by the 8 heads of decoder_att"),
+        ({**JAMBA, "mamba_d_state": 10**12}, {}, "config: mamba_d_state: expected an int of at most 2,147,483,647"),
+        ({**LLAMA, "num_hidden_layers": 10**9}, {}, "config: num_hidden_layers: 1,000,000,000 layers are more than"),
+        (
+            {**WHISPER, "decoder_layers": 10**6},
+            {},
+            "config: decoder_layers: 1,000,000 layers are more than the 1,000",
+        ),
+        (
+            {**NEMOTRON_H, "hybrid_override_pattern": "M" * 1_001},
+            {},
+            "config: hybrid_override_pattern: 1,001 layers are more than the 1,000",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], options: dict[str, Any], said: str) -> None:
@@ -269,3 +327,40 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     for source in (tmp_path, tmp_path / "absent.json", "a\0b"):
         with pytest.raises(ModelError, match="cannot be read: "):
             read_model(source)
+
+
+def test_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LLAMA).encode())
+    assert read_model(path) == read_model(LLAMA)
+
+
+def test_what_could_be_read_forever_is_not_read(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for source in (fifo, Path("/dev/zero")):
+        with pytest.raises(ModelError, match="cannot be read: it is not a regular file"):
+            read_model(source)
+    large = tmp_path / "large.json"
+    with large.open("wb") as file:
+        file.truncate(2**40)  # nothing of it is on the disk
+    with pytest.raises(ModelError, match="cannot be read: it has more than 4,194,304 bytes"):
+        read_model(large)
+
+
+def test_blocks_that_no_pool_can_count() -> None:
+    for state_size in (10**6, 2**31 - 1):
+        model = read_model({**JAMBA, "mamba_d_state": state_size, "mamba_expand": 2**16})
+        with pytest.raises(ModelError, match=r"^layers\.0: its pages would need blocks of [\d,]* tokens"):
+            lay_out(model)
+
+
+def test_a_layer_that_keeps_nothing() -> None:
+    layers = (LayerCache("a", FullAttentionSpec(1), 4), LayerCache("b", SlidingWindowSpec(1, 8), 0))
+    with pytest.raises(ModelError, match=r"^b: a layer without bytes"):
+        lay_out(ModelCache("Handmade", layers))
+
+
+def test_an_error_names_the_model_and_not_where_its_configuration_is() -> None:
+    with pytest.raises(ModelError, match=r"^Qwen/Qwen3-8B: num_attention_heads: 32 cannot be shared"):
+        read_model("qwen3-8b", tensor_parallel_size=3)

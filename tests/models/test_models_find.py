@@ -118,6 +118,8 @@ def test_two_of_one_name_are_told_apart_by_their_owners(hub: Path) -> None:
         ("gemma3-27b", "google/gemma-3-27b-it"),
         ("meta/llama-3.1-8b-chat", "meta-llama/Llama-3.1-8B"),
         ("Qwen/Qwen3-8B-Instruct", "Qwen/Qwen3-8B"),
+        ("Llama 3.1 8B", "meta-llama/Llama-3.1-8B"),
+        (" qwen 3 9b ", "Qwen/Qwen3-8B"),
     ],
 )
 def test_a_name_that_is_nearly_right(text: str, near: str) -> None:
@@ -127,7 +129,8 @@ def test_a_name_that_is_nearly_right(text: str, near: str) -> None:
 def test_a_name_that_nobody_has_says_how_to_go_on() -> None:
     said = unknown("acme/rocket-1")
     assert said.startswith("'acme/rocket-1' is no file, and no model that is known here; ")
-    assert "`curl -LO https://huggingface.co/acme/rocket-1/resolve/main/config.json`" in said
+    assert "`curl -fLO https://huggingface.co/acme/rocket-1/resolve/main/config.json`" in said
+    assert "a gated model asks for a token of yours" in said
     assert "--groups 'full:16,window=1024:16,mamba:256'" in said
     assert "https://huggingface.co/OWNER/rocket-1/resolve" in unknown("rocket-1")
 
@@ -137,6 +140,34 @@ def test_what_looks_like_a_path_keeps_its_message(text: str) -> None:
     assert find_model(text).path == Path(text)
     with pytest.raises(ModelError, match="cannot be read: "):
         read_model(text)
+
+
+@pytest.mark.parametrize("host", ["https://huggingface.co", "http://www.huggingface.co", "https://hf.co"])
+@pytest.mark.parametrize(
+    "rest", ["", "/", "/tree/main", "/blob/main/config.json", "/resolve/main/config.json?download=true", "#usage"]
+)
+def test_the_address_of_a_model_is_its_name(host: str, rest: str) -> None:
+    found = find_model(f"{host}/Qwen/Qwen3-8B{rest}")
+    assert (found.path, found.name) == (QWEN, "Qwen/Qwen3-8B")
+    assert "https://huggingface.co/acme/rocket-1/resolve/main" in unknown(f"{host}/acme/rocket-1{rest}")
+
+
+@pytest.mark.parametrize("text", ["", " ", "\t"])
+def test_no_name_at_all(text: str) -> None:
+    assert unknown(text) == "no model is named: the text is empty"
+
+
+def test_the_command_that_fetches_takes_the_nearest_name() -> None:
+    for text in ("qwen3-9b", "Qwen 3 9B"):
+        assert "https://huggingface.co/Qwen/Qwen3-8B/resolve/main" in unknown(text)
+    assert "https://huggingface.co/OWNER/rocket-ship/resolve/main" in unknown("rocket ship")
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME"])
+def test_the_home_of_nobody_is_no_cache(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.delenv("HF_HUB_CACHE")
+    monkeypatch.setenv(variable, "~nosuchuser/x")
+    assert find_model("qwen3-8b").path == QWEN
 
 
 def test_a_very_long_name() -> None:

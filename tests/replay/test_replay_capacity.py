@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockpool.cache import ConfigError, KVCacheConfig, KVCacheManager, Refusal, Request
+from blockpool.cli.memory_size import parse_memory
 from blockpool.hashing import BlockHashes
 from blockpool.managers import KVCacheGroupSpec
 from blockpool.models import CacheLayout, lay_out, parse_groups, read_model
@@ -23,6 +24,8 @@ from blockpool.replay.capacity import (
     most_concurrent,
     num_reserved_blocks,
 )
+from blockpool.replay.capacity_report import blocks_in, measure_setting, needs_of, pool_of
+from blockpool.replay.capacity_tables import enough_memory_text
 from tests.sizes import property_settings
 
 GIB = 2**30
@@ -185,7 +188,17 @@ KINDS = (
 )
 
 
-def compute(manager: KVCacheManager, name: int, length: int, output: int, chunk: int, encoder: int) -> bool:
+def compute(
+    manager: KVCacheManager,
+    name: int,
+    length: int,
+    output: int,
+    chunk: int,
+    encoder: int,
+    *,
+    answer_step: int = 1,
+    full_sequence_must_fit: bool = False,
+) -> bool:
     """Admit a request whose prompt nobody shares, and compute it to its full length; false when there is no room."""
     unit = manager.pool.hash_block_size
     hashes = BlockHashes.from_digests(
@@ -196,7 +209,7 @@ def compute(manager: KVCacheManager, name: int, length: int, output: int, chunk:
     has_states = any(one.is_state and one.prefix_cacheable for one in manager.managers)
     computed = 0
     while computed < length + output:
-        end = min(length, computed + chunk) if computed < length else computed + 1
+        end = min(length, computed + chunk) if computed < length else min(length + output, computed + answer_step)
         if has_states and computed < length:
             stop = manager.next_checkpoint(request)
             whole = end - end % manager.alignment
@@ -204,7 +217,12 @@ def compute(manager: KVCacheManager, name: int, length: int, output: int, chunk:
                 end = stop
             elif end < length and whole > computed:
                 end = whole
-        plan = manager.plan(request, end - computed, num_encoder_tokens=encoder)
+        plan = manager.plan(
+            request,
+            end - computed,
+            num_encoder_tokens=encoder,
+            full_sequence_must_fit=full_sequence_must_fit and computed == 0,
+        )
         if isinstance(plan, Refusal):
             return False
         manager.commit(plan)
@@ -261,6 +279,44 @@ def test_more_memory_never_holds_less(kinds: list[str], length: int, num_blocks:
         needed = blocks_for(num_requests, groups, use)
         fits = most_concurrent(needed, groups, use)
         assert fits is None or fits == num_requests
+
+
+@property_settings(60)
+@given(
+    stem=st.sampled_from(("llama-3.1-8b", "gemma-3-27b", "llama-4-scout", "qwen3-next-80b", "whisper-tiny")),
+    length=st.integers(1, 20_000),
+    num_requests=st.integers(1, 5_000),
+    block_size=st.sampled_from((1, 16, 24, 128)),
+)
+def test_the_memory_that_is_named_holds_so_many(stem: str, length: int, num_requests: int, block_size: int) -> None:
+    layout = lay_out(read_model(FOLDER / f"{stem}.json"), block_size=block_size)
+    setting = measure_setting(layout.kv_cache_groups, layout=layout, lengths=[length], max_num_batched_tokens=4096)
+    (need,) = needs_of(setting, num_requests)
+    assert need.memory_bytes is not None
+    (count,) = pool_of(setting, blocks_in(setting, parse_memory(enough_memory_text(need.memory_bytes)))).concurrency
+    assert count is None or count >= num_requests
+
+
+@given(st.integers(1, 2**55))
+@property_settings(300)
+def test_memory_is_rounded_up_by_less_than_a_hundredth(num_bytes: int) -> None:
+    text = enough_memory_text(num_bytes)
+    unit = parse_memory("1" + text.split()[1])
+    assert num_bytes <= parse_memory(text) < num_bytes + unit / 100 + 1
+
+
+def test_an_engine_that_admits_by_the_worst_case_holds_fewer() -> None:
+    """Gemma 3 27B in 40 GiB, 1,000 tokens and 30,000 of output, all known: the guide's figures."""
+    layout, use = layout_of("gemma-3-27b"), use_of("gemma-3-27b", 1_000, output=30_000)
+    num_blocks = layout.num_blocks(40 * GIB)
+    assert most_concurrent(num_blocks, layout.kv_cache_groups, use) == 14
+    config = KVCacheConfig(num_blocks, layout.kv_cache_groups, partial_hits=False)
+    manager = KVCacheManager(config, max_in_flight_tokens=8192)
+    count = 0
+    # the answer in steps, which take 32 blocks more per group and no more than the bound has
+    while compute(manager, count, 1_000, 30_000, 8192, 0, answer_step=512, full_sequence_must_fit=True):
+        count += 1
+    assert count == 12
 
 
 def test_what_is_left_is_what_the_cache_has() -> None:

@@ -247,7 +247,9 @@ def test_only_what_was_kept_can_have_been_evicted():
     short, long = [1, 2, 3, 4, 5], [1, 2, 3, 4, *range(10, 70)]
     seen = set()
     for filler in range(4, 80):
-        trace = trace_of(prompt(short), prompt(long), prompt(list(range(200, 200 + filler))), prompt([*long[:52], 99]))
+        trace = trace_of(
+            prompt(short), prompt(long), prompt(list(range(200, 200 + filler))), prompt([*long[:52], 99])
+        )
         result = run(trace, "full:4,mamba:16", 84, chunk=1000)
         losses = losses_of(result)
         if losses.get((LossReason.EVICTED, 0), (0, 0))[1] == 0:

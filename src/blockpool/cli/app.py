@@ -2,19 +2,53 @@
 
 import io
 import sys
-from typing import NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from .audit import audit
 from .events import events
+from .exits import fail
 from .plan import plan
 from .replay import replay
 from .serve_demo import serve_demo
 from .version import version
 from .vllm import vllm
 
+# What typer and click raise when the command line itself is wrong. Where it lives depends on the version of typer.
+UsageError: Final[Any] = typer.BadParameter.__mro__[1]
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Say in one line what is wrong with the command line, as with any other input."""
+    try:
+        yield
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # nothing was asked for: the help is the answer
+            raise
+        context = getattr(error, "ctx", None)
+        more = f"; see `{context.command_path} -h`" if context is not None else ""
+        fail(" ".join(error.format_message().split()).removesuffix(".") + more)
+
+
+class OneLineErrors(TyperGroup):
+    """A group of commands whose usage errors are one line."""
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        with usage_errors():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with usage_errors():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    cls=OneLineErrors,
     help="The KV-cache block ledger of LLM inference engines: replay traffic through it, check it, explain it.",
     add_completion=False,
     no_args_is_help=True,

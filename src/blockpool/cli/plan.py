@@ -1,5 +1,6 @@
 """`blockpool plan`."""
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,9 @@ from .progress import ProgressBar
 from .text_table import text_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockpool.managers import KVCacheGroupSpec
     from blockpool.models import CacheLayout, ModelCache
     from blockpool.replay.capacity_report import CapacityPool, CapacityReport, CapacitySetting
     from blockpool.traces import Trace
@@ -22,6 +26,7 @@ LONGEST_DEFAULT = 131072
 MOST_TOKENS = 2**24
 # What a pool can count; written out, since --help should not import the pool.
 MAX_NUM_BLOCKS = 2**27
+NUMBER = re.compile(r"(-?[0-9]+)([kKmM]?)")
 MODEL_OPTIONS = "--kv-cache-dtype, --tensor-parallel-size and --block-size are for --model: groups have their sizes"
 
 
@@ -133,8 +138,10 @@ def plan(
     if list_models:
         _print_models()
         return
-    if (model is None) == (groups is None):
+    if model is None and groups is None:
         fail("give --model or --groups: a model's name (--list-models), its config.json, or groups as full:16")
+    if model is not None and groups is not None:
+        fail("--model and --groups both say what the groups are: give one of them")
     if model is not None and bytes_per_block is not None:
         fail("--bytes-per-block is for --groups: a model says what a block costs")
     if groups is not None and (kv_cache_dtype or tensor_parallel_size or block_size is not None):
@@ -163,19 +170,21 @@ def plan(
             found = find_model(model)
             source = f"{found.name}, from {found.origin}" if found.origin else found.name
             read = read_model(
-                found.path, kv_cache_dtype=kv_cache_dtype or "auto", tensor_parallel_size=tensor_parallel_size or 1
+                model, kv_cache_dtype=kv_cache_dtype or "auto", tensor_parallel_size=tensor_parallel_size or 1
             )
-        if encoder_tokens is None:
-            encoder_tokens = read.num_encoder_tokens if read else 0
         limit = max_model_len or (read.max_model_len if read else None)
         prompt_lengths = _lengths(lengths, limit, output_length)
         layouts: list[tuple[int | None, CacheLayout | None]] = [(None, None)]
         if read is not None:
             layouts = _layouts(read, _numbers("--block-size", block_size, 1, MOST_TOKENS) or [DEFAULT_BLOCK_SIZE])
         given = parse_groups(groups) if groups is not None else ()
+        cut = [(size, layout, layout.kv_cache_groups if layout else given) for size, layout in layouts]
+        encoder_tokens = _encoder_tokens(encoder_tokens, read, cut[0][2])
+        for _, _, parts in cut:
+            _check_intervals(parts, intervals)
         settings = [
             measure_setting(
-                layout.kv_cache_groups if layout else given,
+                parts,
                 layout=layout,
                 block_size=size,
                 bytes_per_block=bytes_per_block,
@@ -185,7 +194,7 @@ def plan(
                 max_num_batched_tokens=max_num_batched_tokens,
                 num_encoder_tokens=encoder_tokens,
             )
-            for size, layout in layouts
+            for size, layout, parts in cut
             for interval in intervals
         ]
         if traces and encoder_tokens:
@@ -233,14 +242,15 @@ def _numbers(option: str, text: str | None, least: int, most: int) -> list[int]:
     """The values of an option that has several, each once. 8k is 8192."""
     numbers = []
     for part in text.split(",") if text is not None else []:
-        digits = part.strip().lower()
-        factor = {"k": 2**10, "m": 2**20}.get(digits[-1:], 1)
-        digits = digits if factor == 1 else digits[:-1]
-        if not digits.isascii() or not digits.isdecimal() or len(digits) > 12:
-            fail(f"{option}: {part.strip()!r} is not a number")
-        number = int(digits) * factor
-        if not least <= number <= most:
-            fail(f"{option}: {number} is not between {least} and {most}")
+        part = part.strip()
+        match = NUMBER.fullmatch(part)
+        if match is None:
+            fail(f"{option}: {part!r} is not a number")
+        digits, unit = match.groups()
+        # int() refuses thousands of digits, and so many are too many in any case
+        number = int(digits) * {"": 1, "k": 2**10, "m": 2**20}[unit.lower()] if len(digits) <= 20 else None
+        if number is None or not least <= number <= most:
+            fail(f"{option}: {part} is not between {least} and {most}")
         numbers.append(number)
     return list(dict.fromkeys(numbers))
 
@@ -261,6 +271,34 @@ def _lengths(text: str | None, limit: int | None, output_length: int) -> list[in
         return lengths
     shorter = [length for length in SHORT_LENGTHS if length < longest]
     return shorter if limit is None else [*shorter, min(longest, LONGEST_DEFAULT)]
+
+
+def _encoder_tokens(given: int | None, read: "ModelCache | None", groups: "Sequence[KVCacheGroupSpec]") -> int:
+    """What cross attention reads: what is given, else what the model's encoder reads at most."""
+    from blockpool.managers import CrossAttentionSpec
+
+    has_cross = any(isinstance(group.kv_cache_spec, CrossAttentionSpec) for group in groups)
+    if given and not has_cross:
+        fail("--encoder-tokens: there is no cross attention that would read them")
+    if given is None and has_cross and read is None:
+        fail("a group of cross attention holds what an encoder has written: give --encoder-tokens")
+    if given is not None:
+        return given
+    return read.num_encoder_tokens if read else 0
+
+
+def _check_intervals(groups: "Sequence[KVCacheGroupSpec]", intervals: list[int | None]) -> None:
+    """Resume points are where hits can end."""
+    from blockpool.replay.capacity import common_unit
+
+    unit = common_unit(groups)
+    sizes = "/".join(str(size) for size in dict.fromkeys(group.block_size for group in groups))
+    for interval in intervals:
+        if interval and interval % unit != 0:
+            fail(
+                f"--retention-interval: {interval} is neither dense nor 0 nor a multiple of {unit}, the unit of hits "
+                f"with blocks of {sizes} tokens"
+            )
 
 
 def _layouts(read: "ModelCache", sizes: list[int]) -> "list[tuple[int | None, CacheLayout | None]]":

@@ -12,7 +12,6 @@ from .decoders import (
     alternating_layers,
     chunked_layers,
     every_nth_full_layers,
-    full_layers,
     late_window_layers,
     window_layers,
 )
@@ -39,7 +38,7 @@ class Architecture(msgspec.Struct, frozen=True):
     encoder_field: str | None = None
 
 
-FULL: Final = Architecture(full_layers)
+LLAMA: Final = Architecture(window_layers)
 MISTRAL: Final = Architecture(window_layers, {"num_key_value_heads": 8, "sliding_window": 4096})
 MIXTRAL: Final = Architecture(window_layers, {"num_key_value_heads": 8})
 QWEN: Final = Architecture(late_window_layers, {"sliding_window": 4096, "max_window_layers": 28})
@@ -47,7 +46,7 @@ QWEN_3: Final = Architecture(late_window_layers, {"head_dim": 128, "sliding_wind
 QWEN_3_MOE: Final = Architecture(
     late_window_layers, {"num_key_value_heads": 4, "sliding_window": 4096, "max_window_layers": 28}
 )
-GEMMA: Final = Architecture(full_layers, {"head_dim": 256})
+GEMMA: Final = Architecture(window_layers, {"head_dim": 256})
 GEMMA_2: Final = Architecture(
     alternating_layers,
     {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096},
@@ -124,7 +123,7 @@ WHISPER: Final = Architecture(
 )
 
 ARCHITECTURES: Final[dict[str, Architecture]] = {
-    "LlamaForCausalLM": FULL,
+    "LlamaForCausalLM": LLAMA,
     "MixtralForCausalLM": MIXTRAL,
     "MistralForCausalLM": MISTRAL,
     "Mistral3ForConditionalGeneration": MISTRAL,
@@ -192,11 +191,13 @@ def read_model(
         mamba_cache_dtype=mamba_cache_dtype,
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
         mamba_cache_mode="align" if prefix_caching else "none",
+        notes=notes,
     )
+    layers = tuple(architecture.layers(rank))
     encoder_field = architecture.encoder_field
     return ModelCache(
         architecture=config.architecture,
-        layers=tuple(architecture.layers(rank)),
+        layers=layers,
         max_model_len=config.optional_count(architecture.length_field),
         num_encoder_tokens=0 if encoder_field is None else config.count(encoder_field),
         notes=tuple(notes),

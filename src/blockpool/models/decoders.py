@@ -14,32 +14,29 @@ WINDOW = "sliding_attention"
 CHUNK = "chunked_attention"
 
 
-def full_layers(rank: Rank) -> list[LayerCache]:
-    """Every layer reads everything."""
-    return attention_layers(rank, [FULL] * rank.config.count("num_hidden_layers"))
-
-
 def window_layers(rank: Rank) -> list[LayerCache]:
-    """Every layer has the window, if there is one: Mistral."""
-    count = rank.config.count("num_hidden_layers")
-    windowed = rank.config.optional_count("sliding_window") is not None
-    return attention_layers(rank, listed_kinds(rank.config, [WINDOW if windowed else FULL] * count))
+    """Every layer has the window, if there is one, or those that are listed: Llama, Mistral, Mixtral, Gemma."""
+    count = rank.config.num_layers()
+    if rank.config.optional_count("sliding_window") is None:
+        return attention_layers(rank, [FULL] * count)
+    return attention_layers(rank, listed_kinds(rank.config, [WINDOW] * count))
 
 
 def late_window_layers(rank: Rank) -> list[LayerCache]:
     """The first `max_window_layers` read everything, the others have the window if it is in use: Qwen."""
     config = rank.config
-    count = config.count("num_hidden_layers")
-    kinds = [FULL] * count
+    kinds = [FULL] * config.num_layers()
     if config.flag("use_sliding_window") and config.optional_count("sliding_window") is not None:
         num_full = config.count("max_window_layers", least=0)
-        kinds = [FULL if at < num_full else WINDOW for at in range(count)]
-    return attention_layers(rank, listed_kinds(config, kinds))
+        kinds = listed_kinds(config, [FULL if at < num_full else WINDOW for at in range(len(kinds))])
+        if len(set(kinds)) > 1:
+            rank.notes.append("only some layers have a window: vLLM has full attention in all of them, or refuses it")
+    return attention_layers(rank, kinds)
 
 
 def alternating_layers(rank: Rank) -> list[LayerCache]:
     """Window, full, window, full, ...: Gemma 2 and GPT-OSS. GPT-OSS's sinks are weights and keep nothing."""
-    count = rank.config.count("num_hidden_layers")
+    count = rank.config.num_layers()
     return attention_layers(rank, listed_kinds(rank.config, _every_nth_full(count, 2, WINDOW)))
 
 
@@ -47,14 +44,14 @@ def every_nth_full_layers(rank: Rank) -> list[LayerCache]:
     """Five windows, then one full, ...: Gemma 3, whose pattern may have another length."""
     config = rank.config
     pattern = config.optional_count("_sliding_window_pattern") or config.count("sliding_window_pattern")
-    kinds = _every_nth_full(config.count("num_hidden_layers"), pattern, WINDOW)
+    kinds = _every_nth_full(config.num_layers(), pattern, WINDOW)
     return attention_layers(rank, listed_kinds(config, kinds))
 
 
 def chunked_layers(rank: Rank) -> list[LayerCache]:
     """Chunks where positions are rotated, full attention where they are not (every fourth layer): Llama 4."""
     config = rank.config
-    count = config.count("num_hidden_layers")
+    count = config.num_layers()
     kinds = [FULL] * count
     if config.optional_count("attention_chunk_size") is not None:
         kinds = _every_nth_full(count, config.count("no_rope_layer_interval"), CHUNK)
@@ -95,7 +92,8 @@ def attention_bytes(rank: Rank) -> int:
     num_heads = config.count("num_attention_heads")
     num_kv_heads = config.optional_count("num_key_value_heads") or num_heads
     head_size = config.optional_count("attention_head_dim") or config.optional_count("head_dim")
-    return rank.key_value_bytes(num_heads, num_kv_heads, head_size or config.count("hidden_size") // num_heads)
+    head_size = head_size or config.head_size("hidden_size", "num_attention_heads")
+    return rank.key_value_bytes(num_heads, num_kv_heads, head_size)
 
 
 def _every_nth_full(count: int, n: int, otherwise: str) -> list[str]:

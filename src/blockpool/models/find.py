@@ -16,6 +16,8 @@ from .errors import UnknownModel
 FILE_NAME: Final = "config.json"
 # What Hugging Face accepts, the owner being optional here.
 NAME: Final = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
+# A model's page there, or a page or a file below it.
+ADDRESS: Final = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?", re.I)
 
 
 class ModelSource(msgspec.Struct, frozen=True):
@@ -29,10 +31,15 @@ class ModelSource(msgspec.Struct, frozen=True):
 def find_model(text: str) -> ModelSource:
     """The configuration that `text` means: a path, a model in the local Hugging Face cache, or one of `known_models`.
 
-    What exists as a path is one. Names are compared without regard to case, and may leave out the owner. Raises
-    UnknownModel for a name that nobody has, or that several have.
+    What exists as a path is one. Names are compared without regard to case, may leave out the owner, and may be the
+    address of the model's page. Raises UnknownModel for a name that nobody has, or that several have.
     """
-    if not _may_be_name(text) or os.path.exists(text):
+    if not text.strip():
+        raise UnknownModel("no model is named: the text is empty")
+    address = ADDRESS.fullmatch(text.strip())
+    if address is not None:
+        text = address[1]
+    elif not _may_be_name(text) or os.path.exists(text):
         return ModelSource(Path(text), text, "")
     for origin, models in (("the local Hugging Face cache", _cached_models), ("blockpool's catalogue", known_models)):
         found = _matches(text, models())
@@ -43,12 +50,15 @@ def find_model(text: str) -> ModelSource:
             name, path = found[0]
             return ModelSource(path, name, origin)
     near = nearest_models(text)
-    name = text if "/" in text else f"OWNER/{text}"
+    name = text.strip().replace(" ", "-")
+    if "/" not in name:
+        name = near[0] if near else f"OWNER/{name}"
     raise UnknownModel(
         f"{text!r} is no file, and no model that is known here"
         + (f" (near: {', '.join(near)})" if near else "")
-        + f"; get its configuration with `curl -LO https://huggingface.co/{name}/resolve/main/{FILE_NAME}` and give "
-        "that file, or describe its groups, as in --groups 'full:16,window=1024:16,mamba:256'"
+        + f"; get its configuration with `curl -fLO https://huggingface.co/{name}/resolve/main/{FILE_NAME}` (a gated "
+        "model asks for a token of yours: -H 'Authorization: Bearer TOKEN') and give that file, or describe its "
+        "groups, as in --groups 'full:16,window=1024:16,mamba:256'"
     )
 
 
@@ -65,7 +75,8 @@ def nearest_models(text: str, count: int = 4) -> list[str]:
 
 
 def _may_be_name(text: str) -> bool:
-    return NAME.fullmatch(text) is not None and not text.endswith(".json")
+    """Also with the spaces that people write: such a name is nobody's, but one may be near."""
+    return NAME.fullmatch(text.strip().replace(" ", "-")) is not None and not text.endswith(".json")
 
 
 def _bare(name: str) -> str:
@@ -102,6 +113,11 @@ def _hub_cache() -> Path:
     """Where Hugging Face's tools keep what they have downloaded."""
     hub = os.environ.get("HF_HUB_CACHE")
     if hub:
-        return Path(hub).expanduser()
+        return _at_home(hub)
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    return Path(home).expanduser() / "hub"
+    return _at_home(home) / "hub"
+
+
+def _at_home(folder: str | Path) -> Path:
+    """Without the ~; one of a user that there is not stays, and no such folder is there."""
+    return Path(os.path.expanduser(folder))

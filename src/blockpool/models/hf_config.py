@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -13,6 +14,11 @@ from .find import FILE_NAME, find_model
 
 # Where models that also see or hear keep the part that writes text.
 TEXT_PART = "text_config"
+# The largest published configurations have a hundred kilobytes and a hundred layers.
+MOST_BYTES: Final = 4 * 2**20
+MOST_LAYERS: Final = 1_000
+# What a block size and a window may be.
+MOST: Final = 2**31 - 1
 
 
 class HFConfig:
@@ -44,7 +50,7 @@ class HFConfig:
         return None
 
     def count(self, field: str, least: int = 1) -> int:
-        """An int of at least `least`. Raises ModelError for anything else, and when it is left out."""
+        """An int from `least` to `MOST`. Raises ModelError for anything else, and when it is left out."""
         value = self.optional_count(field, least)
         if value is None:
             raise self.error(field, "missing")
@@ -56,7 +62,25 @@ class HFConfig:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.error(field, f"expected an int of at least {least}, not {value!r}")
+        if value > MOST:
+            raise self.error(field, f"expected an int of at most {MOST:,}, not {value:,}")
         return value
+
+    def num_layers(self, field: str = "num_hidden_layers") -> int:
+        """A count of layers. Raises ModelError for more than anybody has, which would take minutes to plan."""
+        return self.checked_layers(field, self.count(field))
+
+    def checked_layers(self, field: str, count: int) -> int:
+        if count > MOST_LAYERS:
+            raise self.error(field, f"{count:,} layers are more than the {MOST_LAYERS:,} that are planned")
+        return count
+
+    def head_size(self, size_field: str, heads_field: str) -> int:
+        """What each head has of the model's width. Raises ModelError for fewer numbers than heads."""
+        size, heads = self.count(size_field), self.count(heads_field)
+        if size < heads:
+            raise self.error(size_field, f"{size} numbers cannot be shared by the {heads} heads of {heads_field}")
+        return size // heads
 
     def flag(self, field: str) -> bool:
         """Left out means false."""
@@ -97,18 +121,33 @@ def read_hf_config(source: str | Path | Mapping[str, Any]) -> HFConfig:
     """
     if isinstance(source, Mapping):
         return HFConfig(source, "config")
-    path = find_model(source).path if isinstance(source, str) else Path(source)
+    if isinstance(source, str):
+        found = find_model(source)
+        path, name = found.path, found.name if found.origin else ""
+    else:
+        path, name = Path(source), ""
     try:
         if path.is_dir():
             path = path / FILE_NAME
-        data = path.read_bytes()
+        data = _content(path)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ModelError(f"{str(path)!r}: cannot be read: {reason}") from error
     try:
-        fields = msgspec.json.decode(data)
+        fields = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"))  # what some editors put in front
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{path}: not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ModelError(f"{path}: expected a JSON object, the config.json of a model")
-    return HFConfig(fields, str(path))
+    return HFConfig(fields, name or str(path))
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file. Raises OSError or ValueError."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is not a regular file")  # a pipe may wait forever, a device never end
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES:,} bytes, which no model's configuration has")
+    return data

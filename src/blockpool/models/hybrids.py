@@ -19,10 +19,15 @@ WORDS: Final = {LINEAR: "mamba", FULL: "attention"}
 
 
 def qwen_next_layers(rank: Rank) -> list[LayerCache]:
-    """Three gated delta nets, then one full attention, ..."""
+    """Three gated delta nets, then one full attention, ...
+
+    A `mamba_ssm_dtype` in the configuration is not followed, as vLLM does not for this architecture.
+    """
+    if rank.config.get("mamba_ssm_dtype") is not None:
+        rank.notes.append("mamba_ssm_dtype is not followed, as vLLM does not: states have the model's dtype")
     config = rank.config
     interval = config.count("full_attention_interval")
-    kinds = [FULL if (at + 1) % interval == 0 else LINEAR for at in range(config.count("num_hidden_layers"))]
+    kinds = [FULL if (at + 1) % interval == 0 else LINEAR for at in range(config.num_layers())]
     kinds = listed_kinds(config, kinds)
     for kind in kinds:
         if kind not in (FULL, LINEAR):
@@ -34,7 +39,6 @@ def qwen_next_layers(rank: Rank) -> list[LayerCache]:
         key_head_dim=config.count("linear_key_head_dim"),
         value_head_dim=config.count("linear_value_head_dim"),
         conv_kernel=config.count("linear_conv_kernel_dim"),
-        ssm_dtype=config.optional_text("mamba_ssm_dtype"),
     )
     return _mixed(rank, ["attention" if kind == FULL else "mamba" for kind in kinds], state)
 
@@ -43,7 +47,7 @@ def jamba_layers(rank: Rank) -> list[LayerCache]:
     """One attention in each period of layers, Mamba in the others."""
     config = rank.config
     period, offset = config.count("attn_layer_period"), config.count("attn_layer_offset", least=0)
-    count = config.count("num_hidden_layers")
+    count = config.num_layers()
     state = mamba1_state_bytes(
         rank,
         num_channels=config.count("mamba_expand") * config.count("hidden_size"),
@@ -81,6 +85,7 @@ def _nemotron_h_kinds(rank: Rank) -> list[str]:
         kinds = [WORDS.get(word, word) if isinstance(word, str) else word for word in words]
     else:
         raise ModelError(f"{config.name}: hybrid_override_pattern: missing")
+    config.checked_layers("hybrid_override_pattern", len(kinds))
     for kind in kinds:
         if kind not in LETTERS.values():
             raise ModelError(f"{config.name}: the pattern of layers has {kind!r}, which is none of {LETTERS}")

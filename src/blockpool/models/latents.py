@@ -25,7 +25,7 @@ def latent_layers(rank: Rank) -> list[LayerCache]:
     bytes_per_token = row_bytes(rank, row)
     return [
         LayerCache(f"layers.{at}", FullAttentionSpec(1), bytes_per_token, whole_rows=True)
-        for at in range(config.count("num_hidden_layers"))
+        for at in range(config.num_layers())
     ]
 
 

@@ -73,6 +73,9 @@ def lay_out(model: ModelCache, *, block_size: int = DEFAULT_BLOCK_SIZE) -> Cache
         raise ModelError(f"block_size must be an int of at least 1 token, not {block_size!r}")
     if not model.layers:
         raise ModelError(f"{model.architecture}: no layer keeps anything")
+    for layer in model.layers:
+        if layer.bytes_per_token < 1 and layer.bytes_per_state < 1:
+            raise ModelError(f"{layer.name}: a layer without bytes per token and bytes per state keeps nothing")
     block_size = block_size_for_states(model.layers, block_size)
     pages = [page_of(layer, block_size) for layer in model.layers]
     if len({page.spec for page in pages}) == 1:

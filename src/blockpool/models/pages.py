@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -10,6 +11,9 @@ from blockpool.managers import KVCacheSpec
 
 from .errors import ModelError
 from .layers import LayerCache
+
+# What a pool can count in a block.
+MOST_TOKENS: Final = 2**31 - 1
 
 
 class LayerPage(msgspec.Struct, frozen=True):
@@ -26,7 +30,12 @@ class LayerPage(msgspec.Struct, frozen=True):
 
 
 def page_of(layer: LayerCache, block_size: int) -> LayerPage:
-    """The page of a layer in blocks of `block_size` tokens, without padding."""
+    """The page of a layer in blocks of `block_size` tokens, unpadded. Raises ModelError for too many tokens."""
+    if block_size > MOST_TOKENS:
+        raise ModelError(
+            f"{layer.name}: its pages would need blocks of {block_size:,} tokens, more than the {MOST_TOKENS:,} "
+            "that a block can have"
+        )
     spec = msgspec.structs.replace(layer.attention, block_size=block_size)
     return LayerPage(layer, spec, layer.bytes_per_state or layer.bytes_per_token * block_size)
 

@@ -9,7 +9,10 @@ from .hf_config import HFConfig
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """How the model is run. `model_bytes`: of one number. `mamba_cache_mode`: as in `MambaSpec`."""
+    """How the model is run. `model_bytes`: of one number. `mamba_cache_mode`: as in `MambaSpec`.
+
+    `notes`: see `ModelCache`; whoever decides something that the configuration leaves open adds to them.
+    """
 
     config: HFConfig
     model_bytes: int = 2
@@ -18,6 +21,7 @@ class Rank(msgspec.Struct, frozen=True):
     mamba_cache_dtype: str = "auto"
     mamba_ssm_cache_dtype: str = "auto"
     mamba_cache_mode: str = "align"
+    notes: list[str] = msgspec.field(default_factory=list)
 
     def share(self, field: str, count: int) -> int:
         """A rank's part of `count` heads or channels. Raises ModelError unless the ranks have equal parts."""

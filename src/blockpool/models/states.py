@@ -36,10 +36,9 @@ def delta_net_state_bytes(
     key_head_dim: int,
     value_head_dim: int,
     conv_kernel: int,
-    ssm_dtype: str | None,
 ) -> int:
     """Gated delta net: each value head has a matrix of `key_head_dim` * `value_head_dim` numbers."""
     key_heads = rank.share("linear_num_key_heads", num_key_heads)
     value_heads = rank.share("linear_num_value_heads", num_value_heads)
     convolved = 2 * key_heads * key_head_dim + value_heads * value_head_dim
-    return rank.state_bytes(convolved * (conv_kernel - 1), value_heads * key_head_dim * value_head_dim, ssm_dtype)
+    return rank.state_bytes(convolved * (conv_kernel - 1), value_heads * key_head_dim * value_head_dim)

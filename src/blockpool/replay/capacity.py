@@ -1,6 +1,7 @@
 """What one request takes of a cache, and so how many fit beside each other: by the books, not by a formula."""
 
 from collections.abc import Sequence
+from math import gcd
 from random import Random
 
 import msgspec
@@ -15,6 +16,8 @@ from .expand import DIGEST_BYTES
 
 # 8 million blocks are more than any GPU has; the books of so many take a gigabyte.
 MOST_BLOCKS = 2**23
+# Ten or twenty seconds: a step in which groups drop something takes half a millisecond.
+MOST_STEPS = 2**15
 # Beside its tokens a request may have the state that it leaves and the one that it writes, and one copy.
 SPARE_BLOCKS = 4
 
@@ -66,7 +69,7 @@ def measure_prompt(
 ) -> PromptUse:
     """Run one request alone through a cache of these groups, all over one pool, and look at each commit.
 
-    Raises ReplayError for a request that is too large for that.
+    Raises ReplayError for a request that is too large for that, or takes too many steps.
     """
     kinds, kind_of = distinct_groups(groups)
     counts = [kind_of.count(kind) for kind in range(len(kinds))]
@@ -79,6 +82,7 @@ def measure_prompt(
         )
     config = _config(num_blocks, kinds, retention_interval)
     manager = KVCacheManager(config, max_in_flight_tokens=max_num_batched_tokens)
+    _check_steps(manager, num_prompt_tokens, num_output_tokens, max_num_batched_tokens)
     chain = Random(0).randbytes(DIGEST_BYTES * (num_prompt_tokens // config.unit))
     # A group of chunks resumes at their ends though nothing is cached: here all of the prompt is computed.
     request = _request("measured", num_prompt_tokens, chain, config.unit, skip_reading_prefix_cache=True)
@@ -180,6 +184,23 @@ def common_unit(groups: Sequence[KVCacheGroupSpec], retention_interval: int | No
 def _config(num_blocks: int, kinds: tuple[KVCacheGroupSpec, ...], retention_interval: int | None) -> KVCacheConfig:
     """Hits end where every group has a block's end, as in `replay`."""
     return KVCacheConfig(num_blocks, kinds, retention_interval=retention_interval, partial_hits=False)
+
+
+def _check_steps(
+    manager: KVCacheManager, num_prompt_tokens: int, num_output_tokens: int, max_num_batched_tokens: int
+) -> None:
+    """Refuse what would take minutes. Where nothing is dropped on the way, all is taken in one step."""
+    bounds = [one.unread(num_prompt_tokens + num_output_tokens, num_prompt_tokens) for one in manager.managers]
+    if all(first >= end for first, end in bounds):
+        return
+    stride = gcd(*(one.block_size for one in manager.managers))
+    num_steps = -(-num_prompt_tokens // max_num_batched_tokens) - (-num_output_tokens // stride)
+    if num_steps > MOST_STEPS:
+        raise ReplayError(
+            f"a prompt of {num_prompt_tokens:,} tokens in chunks of {max_num_batched_tokens:,} and "
+            f"{num_output_tokens:,} tokens of output take {num_steps:,} steps, more than the {MOST_STEPS:,} that are "
+            "measured: take longer chunks or a shorter request"
+        )
 
 
 def _most_blocks(group: KVCacheGroupSpec, num_tokens: int, num_encoder_tokens: int) -> int:

@@ -134,10 +134,22 @@ def per_group(blocks: Sequence[int]) -> str:
 
 def memory_text(num_bytes: int) -> str:
     """Bytes in a binary unit, two decimals."""
+    unit, size = _unit_of(num_bytes)
+    return f"{num_bytes / size:.2f}".rstrip("0").rstrip(".") + f" {unit}"
+
+
+def enough_memory_text(num_bytes: int) -> str:
+    """The same rounded up: who gives so much gives at least these bytes."""
+    unit, size = _unit_of(num_bytes)
+    whole, hundredths = divmod(-(-100 * num_bytes // size), 100)
+    return f"{whole}.{hundredths:02}".rstrip("0").rstrip(".") + f" {unit}"
+
+
+def _unit_of(num_bytes: int) -> tuple[str, int]:
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
         if num_bytes >= size:
-            return f"{num_bytes / size:.2f}".rstrip("0").rstrip(".") + f" {unit}"
-    return f"{num_bytes / 2**10:.2f}".rstrip("0").rstrip(".") + " KiB"
+            return unit, size
+    return "KiB", 2**10
 
 
 def _memory(setting: CapacitySetting, num_blocks: int) -> str:

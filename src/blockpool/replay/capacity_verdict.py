@@ -1,8 +1,8 @@
 """A capacity report in words."""
 
-from .capacity import PromptUse
+from .capacity import PromptUse, num_reserved_blocks
 from .capacity_report import CapacityPool, CapacityReport, CapacitySetting, MemoryNeed, holds_chunks
-from .capacity_tables import memory_text, setting_text
+from .capacity_tables import enough_memory_text, memory_text, setting_text
 
 
 def capacity_verdict(report: CapacityReport) -> list[str]:
@@ -51,7 +51,9 @@ def _at_once(pool: CapacityPool) -> str:
     answers = []
     for use, count in zip(pool.setting.prompts, pool.concurrency, strict=True):
         if count is None:
-            answers.append(f"any number of requests of {_length(use)}, computed one after the other")
+            answers.append(
+                f"any number of requests of {_length(use)} (computed one after the other: at rest they hold nothing)"
+            )
         elif count:
             answers.append(f"{_count(count, 'request')} of {_length(use)}")
     if not answers:
@@ -77,11 +79,33 @@ def _outcome(pool: CapacityPool, report: CapacityReport, words: str) -> str:
     needs = f"The working set of {', '.join(report.traces)} is {blocks}"
     if outcome.fits:
         return f"{needs} and fits {size}: {outcome.hit_rate:.1%} of the prompt tokens are found, nothing is evicted."
-    refused = f", and {_count(outcome.refused_requests, 'request')} never fit" if outcome.refused_requests else ""
-    return (
-        f"{needs} and does not fit {size}: {outcome.hit_rate:.1%} of the prompt tokens are found, where an endless "
-        f"cache finds {working_set.hit_rate:.1%}; {_count(outcome.evicted_blocks, 'block')} are evicted{refused}."
+    found = (
+        f"{outcome.hit_rate:.1%} of the prompt tokens are found, where a pool that never evicts finds "
+        f"{working_set.hit_rate:.1%}"
     )
+    evicted = f"{_count(outcome.evicted_blocks, 'block')} {_are(outcome.evicted_blocks)} evicted"
+    room = pool.num_blocks - num_reserved_blocks(pool.setting.kv_cache_groups)
+    if working_set.num_blocks > room:
+        needs += f" and does not fit {size}"
+    elif outcome.evicted_blocks:
+        needs += f". {size[0].upper()}{size[1:]} would hold that alone, but not beside a request that runs"
+    else:
+        needs += f" and would fit {size}"
+    return f"{needs}: {found}; {evicted}{_refused(outcome.refused_requests, working_set.largest_request)}."
+
+
+def _refused(count: int, largest: int) -> str:
+    """What is wrong with requests, and not with the working set."""
+    if count == 0:
+        return ""
+    return (
+        f", and {_count(count, 'request')} never {'fits' if count == 1 else 'fit'}: the largest holds "
+        f"{_count(largest, 'block')} at its peak"
+    )
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _need(need: MemoryNeed, words: str) -> str:
@@ -90,7 +114,7 @@ def _need(need: MemoryNeed, words: str) -> str:
     blocks = f"{need.num_blocks:,} blocks"
     if need.memory_bytes is None:
         return f"{requests} {verb} {blocks}, the null block included."
-    return f"{requests} {verb} {memory_text(need.memory_bytes)} ({blocks})."
+    return f"{requests} {verb} {enough_memory_text(need.memory_bytes)} ({blocks})."
 
 
 def _reuse_sentences(report: CapacityReport) -> list[str]:
