@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+import blockpool.replay as replay_package
+
 from .test_cli_replay import bad_input, mooncake, replay, replay_json
 
 HYBRID = "full:16,window=64:16*2,mamba:128"
@@ -196,3 +198,24 @@ def test_the_json_of_the_concurrent_mode(trace: str):
 )
 def test_options_of_the_concurrent_mode(trace: str, options: tuple[str, ...], message: str):
     assert message in bad_input(trace, "--num-blocks", "50", *options)
+
+
+def test_ctrl_c_in_the_concurrent_mode_shows_the_runs_that_are_done(trace: str, monkeypatch: pytest.MonkeyPatch):
+    whole = replay_package.replay_concurrently
+    calls = []
+
+    def until_the_third(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(replay_package, "replay_concurrently", until_the_third)
+    options = ("--mode", "concurrent", "--num-blocks", "40,50")
+    result = replay(trace, *options, code=130)
+    assert "Interrupted after 2 runs" in result.stdout
+    assert result.stderr == "interrupted\n"
+    calls.clear()
+    document = json.loads(replay(trace, *options, "--json", "-", code=130).stdout)
+    assert document["interrupted"] is True
+    assert len(document["runs"]) == 2

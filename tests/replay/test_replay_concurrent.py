@@ -24,6 +24,7 @@ from blockpool.replay import (
     replay_concurrently,
 )
 from blockpool.replay.concurrent import percentiles
+from blockpool.replay.concurrent_report import seconds
 from blockpool.traces import Trace, TraceRequest
 from tests.sizes import property_settings
 
@@ -178,5 +179,25 @@ def test_the_rows_and_the_sentences():
     assert on[:4] == ("11", "on", "2", "0")
     assert off[1] == "off"
     said = concurrent_verdict(runs)
-    assert any("lost its blocks to another 1 time" in sentence for sentence in said)
+    assert any("lost their blocks to others 1 time" in sentence for sentence in said)
     assert any("the cache spared" in sentence for sentence in said)
+
+
+def test_a_request_that_is_given_up_counts_nowhere_but_as_refused():
+    """It may have run, and been preempted, before that was known: prompt and first token fit, the answer does not."""
+    result = run(trace_of(ids_request(range(3), 12, 3)), num_blocks=4)
+    assert (result.requests, result.refused_requests, result.preemptions) == (1, 1, 0)
+    assert result.first_token.p99 == result.last_token.p99 == result.queueing.p99 == 0.0
+    assert concurrent_verdict([result]) == [
+        "At 4 blocks nothing was replayed: every request needs more than the whole pool."
+    ]
+    both = run(trace_of(ids_request(range(3), 12, 3), ids_request([9], 4, 2)), num_blocks=4)
+    assert (both.requests, both.refused_requests) == (2, 1)
+    assert both.first_token.p50 > 0.0
+
+
+def test_times_are_shown_to_the_millisecond():
+    assert [seconds(time) for time in (0.0, 0.0123, 9.9994, 12.34, 4321.0)] == [
+        *("0.000", "0.012", "9.999"),
+        *("12.3", "4,321.0"),
+    ]

@@ -1,10 +1,11 @@
 """`blockpool replay --mode concurrent`."""
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .exits import fail
+from .exits import INTERRUPTED, fail
 from .progress import ProgressBar
 from .replay_output import STDOUT, trace_lines, write_json
 from .text_table import text_table
@@ -45,25 +46,29 @@ def run_concurrently(
     max_num_seqs = clock.pop("max_num_seqs", DEFAULT_NUM_SEQS)
     cost = StepCost(**clock)
     runs: list[ConcurrentRun] = []
+    interrupted = False
+    pairs = [(size, enable_caching) for size in sizes for enable_caching in (True, False)]
     with ProgressBar(len(digested)) as bar:
-        for size in sizes:
-            for enable_caching in (True, False):
-                bar.describe(f"{size:,} blocks, {'with' if enable_caching else 'without'} cache")
-                try:
-                    runs.append(
-                        replay_concurrently(
-                            digested,
-                            replace(config, num_blocks=size),
-                            cost,
-                            max_num_seqs=max_num_seqs,
-                            max_num_batched_tokens=max_num_batched_tokens,
-                            num_encoder_tokens=num_encoder_tokens,
-                            enable_caching=enable_caching,
-                            on_progress=bar.update,
-                        )
+        for size, enable_caching in pairs:
+            bar.describe(f"{size:,} blocks, {'with' if enable_caching else 'without'} cache")
+            try:
+                runs.append(
+                    replay_concurrently(
+                        digested,
+                        replace(config, num_blocks=size),
+                        cost,
+                        max_num_seqs=max_num_seqs,
+                        max_num_batched_tokens=max_num_batched_tokens,
+                        num_encoder_tokens=num_encoder_tokens,
+                        enable_caching=enable_caching,
+                        on_progress=bar.update,
                     )
-                except MemoryError:
-                    fail(f"not enough memory for a pool of {size:,} blocks")
+                )
+            except KeyboardInterrupt:
+                interrupted = True
+                break
+            except MemoryError:
+                fail(f"not enough memory for a pool of {size:,} blocks")
     report = ConcurrentReport(
         traces=trace.names,
         built_in=built_in,
@@ -78,11 +83,15 @@ def run_concurrently(
         max_num_seqs=max_num_seqs,
         cost=cost,
         runs=tuple(runs),
+        interrupted=interrupted,
     )
     if json != STDOUT:
         _print(report, trace, config)
     if json is not None:
         write_json(concurrent_as_json(report), json)
+    if interrupted:
+        print("interrupted", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
 
 
 def _print(report: "ConcurrentReport", trace: "Trace", config: "KVCacheConfig") -> None:
@@ -104,8 +113,11 @@ def _print(report: "ConcurrentReport", trace: "Trace", config: "KVCacheConfig") 
     )
     typer.echo(f"pool sizes: {report.sizes_from}")
     typer.echo()
-    for line in text_table(CONCURRENT_HEADINGS, concurrent_rows(report.runs)):
-        typer.echo(line)
-    typer.echo()
+    if report.runs:
+        for line in text_table(CONCURRENT_HEADINGS, concurrent_rows(report.runs)):
+            typer.echo(line)
+        typer.echo()
+    if report.interrupted:
+        typer.echo(f"Interrupted after {len(report.runs)} runs: the one that was running is left out.")
     for sentence in concurrent_verdict(report.runs):
         typer.echo(sentence)

@@ -51,6 +51,7 @@ class ConcurrentRun(msgspec.Struct, frozen=True, kw_only=True):
     computed_tokens: int
     """Tokens that steps computed: prompts, answers, and what was computed again after a preemption."""
     preemptions: int
+    """How often a request lost its blocks and computed again; of those that ended well."""
     evicted_blocks: int
     steps: int
     seconds: float
@@ -62,9 +63,14 @@ class ConcurrentRun(msgspec.Struct, frozen=True, kw_only=True):
     queueing: Percentiles
     """From arrival to the first step that computes for a request."""
     first_token: Percentiles
-    """From arrival to the first token."""
+    """From arrival to the first token; times are those of requests that ended well."""
     last_token: Percentiles
     """From arrival to the last token."""
+
+    @property
+    def replayed_requests(self) -> int:
+        """Requests that ended well."""
+        return self.requests - self.refused_requests
 
     @property
     def hit_rate(self) -> float:
@@ -124,7 +130,10 @@ class _Clockwork:
         self._busy = 0.0
         self._num_steps = self._num_ended = self._num_refused = self._num_computed = 0
         self._most_running = self._most_waiting = 0
+        self._num_preemptions = 0
         self._arrived: dict[str, float] = {}
+        self._began: dict[str, float] = {}
+        self._spoke: dict[str, float] = {}
         self._live: dict[str, EngineRequest] = {}
         self._queueing: list[float] = []
         self._first: list[float] = []
@@ -176,8 +185,7 @@ class _Clockwork:
 
     def _step(self, output: SchedulerOutput) -> None:
         for new in output.new_requests:
-            if self._live[new.request_id].num_preemptions == 0:
-                self._queueing.append(self._now - self._arrived[new.request_id])
+            self._began.setdefault(new.request_id, self._now)
         results: dict[str, list[int]] = {}
         num_prefill = num_decodes = 0
         firsts: list[str] = []
@@ -197,17 +205,22 @@ class _Clockwork:
         self._busy += seconds
         self._num_steps += 1
         self._num_computed += num_prefill + num_decodes
-        self._first.extend(self._now - self._arrived[request_id] for request_id in firsts)
+        self._spoke.update(dict.fromkeys(firsts, self._now))
         self._scheduler.update(output.step_id, results)
 
     def _end(self) -> None:
         for finished in self._scheduler.take_finished():
-            arrived = self._arrived.pop(finished.request_id)
-            del self._live[finished.request_id]
+            request_id = finished.request_id
+            arrived = self._arrived.pop(request_id)
+            request = self._live.pop(request_id)
+            began, spoke = self._began.pop(request_id, None), self._spoke.pop(request_id, None)
             self._num_ended += 1
-            if finished.reason is FinishReason.ERROR:
+            if finished.reason is FinishReason.ERROR or began is None or spoke is None:
                 self._num_refused += 1
             else:
+                self._num_preemptions += request.num_preemptions
+                self._queueing.append(began - arrived)
+                self._first.append(spoke - arrived)
                 self._last.append(self._now - arrived)
             if self._num_ended % PROGRESS_EVERY == 0:
                 self._on_progress(self._num_ended)
@@ -224,7 +237,7 @@ class _Clockwork:
             prompt_tokens=stats.queries,
             hit_tokens=stats.hits,
             computed_tokens=self._num_computed,
-            preemptions=self._scheduler.num_preemptions,
+            preemptions=self._num_preemptions,
             evicted_blocks=manager.pool.counters.evicted_blocks,
             steps=self._num_steps,
             seconds=self._now - start,

@@ -45,6 +45,8 @@ class ConcurrentReport(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     cost: StepCost
     runs: tuple[ConcurrentRun, ...]
+    interrupted: bool = False
+    """Whether Ctrl-C came before all runs were done; the one that was running then is left out."""
 
 
 def concurrent_rows(runs: Sequence[ConcurrentRun]) -> list[tuple[str, ...]]:
@@ -69,7 +71,12 @@ def concurrent_rows(runs: Sequence[ConcurrentRun]) -> list[tuple[str, ...]]:
 
 
 def _row(times: Percentiles) -> tuple[str, str, str]:
-    return f"{times.p50:,.2f}", f"{times.p90:,.2f}", f"{times.p99:,.2f}"
+    return seconds(times.p50), seconds(times.p90), seconds(times.p99)
+
+
+def seconds(time: float) -> str:
+    """To the millisecond where that is much."""
+    return f"{time:,.3f}" if time < 10 else f"{time:,.1f}"
 
 
 def concurrent_verdict(runs: Sequence[ConcurrentRun]) -> list[str]:
@@ -79,13 +86,16 @@ def concurrent_verdict(runs: Sequence[ConcurrentRun]) -> list[str]:
         if not run.with_cache:
             continue
         at = f"At {run.num_blocks:,} blocks"
+        if not run.replayed_requests:
+            sentences.append(f"{at} nothing was replayed: every request needs more than the whole pool.")
+            continue
         sentences.append(
-            f"{at} half of the requests had their first token within {run.first_token.p50:,.2f} s, 99% within "
-            f"{run.first_token.p99:,.2f} s; 99% waited no longer than {run.queueing.p99:,.2f} s to begin."
+            f"{at} half of the requests had their first token within {seconds(run.first_token.p50)} s, 99% within "
+            f"{seconds(run.first_token.p99)} s; 99% waited no longer than {seconds(run.queueing.p99)} s to begin."
         )
         if run.preemptions:
             times = "1 time" if run.preemptions == 1 else f"{run.preemptions:,} times"
-            sentences.append(f"{at} a running request lost its blocks to another {times}, and computed again.")
+            sentences.append(f"{at} running requests lost their blocks to others {times}, and computed again.")
         if run.refused_requests:
             sentences.append(f"{at} {run.refused_requests:,} of {run.requests:,} requests never fit.")
         without = [other for other in runs if other.num_blocks == run.num_blocks and not other.with_cache]
@@ -98,7 +108,7 @@ def _with_and_without(at: str, run: ConcurrentRun, other: ConcurrentRun) -> str:
     share = spared / other.computed_tokens if other.computed_tokens else 0.0
     return (
         f"{at} the cache spared {spared:,} of {other.computed_tokens:,} computed tokens ({share:.1%}); without it "
-        f"99% of the first tokens came within {other.first_token.p99:,.2f} s."
+        f"99% of the first tokens came within {seconds(other.first_token.p99)} s."
     )
 
 

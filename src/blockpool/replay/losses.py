@@ -83,12 +83,12 @@ class LossBook:
             return [Lost(LossReason.TOO_SHORT, self._coarsest, reusable)]
         lost = [Lost(LossReason.UNIT_TOO_COARSE, self._coarsest, reusable - usable)]
         if hit.num_tokens < usable:
-            own = [(self._own_length(at, hit, chain, usable), -at) for at in range(len(self._cached))]
+            own = [(max(self._own_length(one, hit, chain, usable), hit.num_tokens), one) for one in self._cached]
             reached = usable
-            for length, at in sorted(own, reverse=True):
-                length = max(length, hit.num_tokens)
+            # Of those that reach as far, the one that the coordinator asks first: whoever reads the whole prefix.
+            for length, one in sorted(own, key=lambda pair: (-pair[0], hit.own_lengths[pair[1].group_id] is None)):
                 if length < reached:
-                    lost += self._between(self._cached[-at], chain, length, reached)
+                    lost += self._between(one, chain, length, reached)
                     reached = length
             if hit.num_tokens < reached and hit.vetoed_by is not None:
                 lost += self._between(self._manager.managers[hit.vetoed_by], chain, hit.num_tokens, reached)
@@ -125,8 +125,7 @@ class LossBook:
         rows = [Loss(reason, group, *counts) for (reason, group), counts in self._counts.items()]
         return tuple(sorted(rows, key=lambda loss: (-loss.tokens, loss.group, loss.reason)))
 
-    def _own_length(self, at: int, hit: Hit, chain: bytes, usable: int) -> int:
-        one = self._cached[at]
+    def _own_length(self, one: SingleTypeKVCacheManager, hit: Hit, chain: bytes, usable: int) -> int:
         known = hit.own_lengths[one.group_id]
         if known is not None:
             return min(known - known % self._unit, usable)
