@@ -53,9 +53,65 @@ def test_prompts_from_a_file(tmp_path: Path) -> None:
 
 def test_a_prompt_that_can_never_fit_is_told_and_the_others_go_on() -> None:
     output = demo("--num-blocks", "3")
-    assert re.search(r"c +error +request c: never_fits", output)
+    assert re.search(r"c +error +cannot run: 21 tokens need 3 blocks, the pool has 2\n", output)
+    assert re.search(r"b +error +cannot go on: 17 tokens need 3 blocks, the pool has 2\n", output)
     assert re.search(r"a +finished", output)
+    assert "never_fits" not in output
+    assert output.splitlines()[-2:] == [
+        "4 of 6 prompts could not run to the end, take more blocks: b c e f",
+        "same tokens as without cache: yes",
+    ]
+    assert "could not run" not in demo("--num-blocks", "5")
+
+
+@pytest.mark.parametrize("num_words", [1, 4, 5, 12, 13, 40])
+def test_a_pool_that_no_prompt_fits_is_bad_input(num_words: int) -> None:
+    """At the least that is named, a prompt runs to its end; below it none would."""
+    text = "word " * num_words
+    least = 1 + -(-(num_words + 4) // 8)
+    output = demo("--prompts", "-", "--num-blocks", str(least), text=text)
     assert output.splitlines()[-1] == "same tokens as without cache: yes"
+    assert "could not run" not in output
+    if least > 2:
+        message = demo("--prompts", "-", "--num-blocks", str(least - 1), text=text, code=2)
+        assert message.startswith("blockpool: error: --num-blocks: no prompt fits with its answer in ")
+        assert message.endswith(f" of 8 words: take {least} or more\n")
+        alone = Demo([text], least - 1)
+        list(alone.run())
+        assert alone.unanswered == ["a"]
+
+
+def test_nothing_ran_is_no_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blockpool.engine.demo.blocks_needed", lambda prompt: 1)
+    result = runner.invoke(app, ["serve-demo", "--num-blocks", "2"])
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-2:] == [
+        "6 of 6 prompts could not run to the end, take more blocks: a b c d e f",
+        "no prompt could run: there are no tokens to compare",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("with_cache", "without", "text"),
+    [
+        (83, 167, "50% of the work saved"),
+        (100, 100, "0% of the work saved"),
+        (0, 0, "0% of the work saved"),
+        (109, 100, "9% more work: preemptions cost more than the cache spares"),
+    ],
+)
+def test_work_is_saved_or_added(with_cache: int, without: int, text: str) -> None:
+    assert command._work_text(with_cache, without) == text
+
+
+def test_a_mark_of_byte_order_is_no_part_of_the_first_word(tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_bytes(b"\xef\xbb\xbfone two\none two three\n")
+    output = demo("--prompts", str(path))
+    path.write_bytes(b"one two\none two three\n")
+    assert output == demo("--prompts", str(path))
+    path.write_bytes(b"\xef\xbb\xbf")
+    assert demo("--prompts", str(path), code=2).endswith("holds no prompt\n")
 
 
 @pytest.mark.parametrize(
@@ -64,6 +120,11 @@ def test_a_prompt_that_can_never_fit_is_told_and_the_others_go_on() -> None:
         (["--num-blocks", "1"], "--num-blocks: 1 is not between 2 (one is the null block) and 10,000"),
         (["--num-blocks", "10001"], "--num-blocks: 10001 is not between 2 (one is the null block) and 10,000"),
         (["--prompts", "no/such/file"], "--prompts: no/such/file cannot be read: No such file or directory"),
+        (["--prompts", ""], "--prompts: the name of the file is empty"),
+        (
+            ["--num-blocks", "2"],
+            "--num-blocks: no prompt fits with its answer in 1 block of 8 words: take 3 or more",
+        ),
         (["--prompts", "-"], "--prompts: stdin holds no prompt"),
     ],
 )

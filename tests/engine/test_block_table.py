@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from blockpool.engine import BlockTable, ring_slots, slot_mapping, slots_of
+from blockpool.engine import BlockTable, StoreError, ring_slots, slot_mapping, slots_of
 
 
 def test_a_row_grows_by_appending_and_the_table_in_both_directions() -> None:
@@ -91,3 +91,51 @@ def test_slots_do_not_overflow_32_bits() -> None:
 def test_tokens_that_a_table_does_not_reach(first: int, last: int) -> None:
     with pytest.raises(IndexError, match="in a table of 3 blocks of 4"):
         slot_mapping(np.array([1, 2, 3], np.int32), 4, first, last)
+
+
+@pytest.mark.parametrize("tokens", [[-1], [3, -5], [0, 12], [12, 0], [5, -1, 3]])
+def test_the_order_of_tokens_hides_none_that_is_out_of_the_table(tokens: list[int]) -> None:
+    message = f"tokens {min(tokens)} to {max(tokens)} in a table of 3 blocks of 4"
+    with pytest.raises(IndexError, match=message):
+        slots_of(np.array([3, 0, 2**31 - 1], np.int32), 4, np.array(tokens))
+
+
+def test_tokens_that_a_circular_buffer_does_not_have() -> None:
+    with pytest.raises(IndexError, match="tokens -5 to 3 in a circular buffer: a table of 1 blocks"):
+        ring_slots(np.array([7], np.int32), 4, np.array([3, -5]))
+    with pytest.raises(IndexError, match="tokens 3 to 3 in a circular buffer: a table of 0 blocks"):
+        ring_slots(np.zeros(0, np.int32), 4, np.array([3]))
+    assert ring_slots(np.zeros(0, np.int32), 4, np.zeros(0, np.int64)).tolist() == []
+
+
+@pytest.mark.parametrize("block", [-1, -3, 2**31])
+def test_what_is_no_block_id(block: int) -> None:
+    table = BlockTable(2, 2)
+    table.append(0, [5])
+    for row in (0, 1, 7):
+        with pytest.raises(StoreError, match=f"row {row}: block {block} appended, where blocks are 0 to 2147483647"):
+            table.append(row, [6, 7, 8, block])
+    assert table.ids.tolist() == [[5, 0], [0, 0]]
+    assert table.lengths.tolist() == [1, 0]
+    table.append(0, [0, 2**31 - 1])
+    assert table.row(0).tolist() == [5, 0, 2**31 - 1]
+
+
+def test_rows_that_are_not_there() -> None:
+    table = BlockTable(2, 2)
+    table.append(0, [5])
+    table.append(1, [6])
+    with pytest.raises(StoreError, match="row -1: rows are counted from 0"):
+        table.append(-1, [5])
+    for row in (-1, 2):
+        for call in (
+            lambda row: table.set_null(row, [0]),
+            lambda row: table.move(row, 0),
+            lambda row: table.move(0, row),
+            table.clear,
+            table.row,
+        ):
+            with pytest.raises(StoreError, match=f"there is no row {row}, rows are 0 to 1"):
+                call(row)
+    assert table.ids.tolist() == [[5, 0], [6, 0]]
+    assert table.lengths.tolist() == [1, 1]

@@ -11,11 +11,14 @@ from blockpool.cache import BlockCopy, KVCacheConfig, KVCacheManager
 from blockpool.engine import (
     CheckedStore,
     Engine,
+    EngineError,
     EngineRequest,
     FinishReason,
     ReferenceModel,
+    ResultError,
     Scheduler,
     Worker,
+    WorkerError,
 )
 from blockpool.hashing import BlockHasher
 from blockpool.managers import (
@@ -139,3 +142,118 @@ def test_results_come_when_enough_steps_are_in_flight() -> None:
     ended = engine.run()
     assert [one.reason for one in ended] == [FinishReason.ABORT]
     assert engine.in_flight == type(engine.in_flight)()
+
+
+# -- a worker that fails -----------------------------------------------------------------------------
+
+
+def small_engine(steps: int = 1, model_of: type[ReferenceModel] = ReferenceModel) -> Engine:
+    config = KVCacheConfig(20, groups_of((FullAttentionSpec(4),)))
+    model = model_of(config, vocab_size=8)
+    manager = KVCacheManager(config, max_steps_in_flight=steps)
+    scheduler = Scheduler(manager, max_num_seqs=4, max_num_batched_tokens=16)
+    return Engine(scheduler, Worker(config, model.store(), model), steps)
+
+
+def request(name: str, tokens: list[int], max_tokens: int = 4) -> EngineRequest:
+    return EngineRequest(name, tokens, max_tokens=max_tokens, hasher=BlockHasher(hash_block_size=4))
+
+
+def is_broken(engine: Engine, step: int, reason: str) -> None:
+    """Nothing goes on, and every call says why."""
+    for call in (engine.run, engine.step, lambda: engine.add_request(request("later", [1]))):
+        with pytest.raises(EngineError, match="the engine is broken, make a new one: ") as caught:
+            call()
+        assert f"step {step} has failed with {reason}" in str(caught.value)
+        assert caught.value.__cause__ is not None
+    assert "later" not in engine.scheduler.requests
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("token", [8, 99])
+def test_a_token_that_the_model_does_not_have_is_named_before_anything_is_computed(steps: int, token: int) -> None:
+    engine = small_engine(steps)
+    engine.add_request(request("good", [1, 2, 3]))
+    engine.add_request(request("bad", [1, token]))
+    message = f"request 'bad': token 1 is {token}, where the model's tokens are 0 to 7"
+    with pytest.raises(WorkerError, match=message):
+        engine.run()
+    assert not any(
+        array.any()
+        for group in engine.worker.store.layers  # type: ignore[attr-defined]
+        for layer in group
+        for array in layer
+    )
+    is_broken(engine, 0, f"WorkerError: {message}")
+
+
+class Failing(ReferenceModel):
+    """Fails at its third step, as it is told."""
+
+    error: BaseException | None = None
+    num_steps = 0
+
+    def forward(self, steps, store):  # type: ignore[no-untyped-def]
+        self.num_steps += 1
+        if self.num_steps < 3:
+            return super().forward(steps, store)
+        if self.error is not None:
+            raise self.error
+        return [[-1] for _ in steps]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("error", [RuntimeError("out of order"), KeyboardInterrupt()])
+def test_whatever_a_model_raises_breaks_the_engine(steps: int, error: BaseException) -> None:
+    engine = small_engine(steps, Failing)
+    engine.worker.model.error = error  # type: ignore[attr-defined]
+    engine.add_request(request("short", [1, 2], max_tokens=1))
+    engine.add_request(request("long", [1, 2], max_tokens=9))
+    with pytest.raises(type(error)) as caught:
+        engine.run()
+    assert caught.value is error
+    is_broken(engine, 2, f"{type(error).__name__}: {error}")
+    if steps == 1:
+        assert [one.request_id for one in engine.scheduler.take_finished()] == ["short"]
+
+
+def test_a_result_that_cannot_be_breaks_the_engine() -> None:
+    engine = small_engine(1, Failing)
+    engine.add_request(request("long", [1, 2], max_tokens=9))
+    with pytest.raises(ResultError, match="step 2, request 'long': -1"):
+        engine.run()
+    is_broken(engine, 2, "ResultError: step 2, request 'long': -1")
+
+
+def test_a_hook_that_fails_behind_a_settled_step_breaks_nothing() -> None:
+    engine = small_engine()
+    engine.add_request(request("a", [1, 2, 3]))
+    sound = engine.scheduler.update
+
+    def update(step_id, results):  # type: ignore[no-untyped-def]
+        sound(step_id, results)
+        engine.scheduler.update = sound  # type: ignore[method-assign]
+        raise RuntimeError("a hook")
+
+    engine.scheduler.update = update  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="a hook"):
+        engine.run()
+    assert [one.reason for one in engine.run()] == [FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_request_known_by_its_hashes_alone_is_the_workers_error(steps: int) -> None:
+    engine = small_engine(steps)
+    hashes = BlockHasher(hash_block_size=4).start([1] * 8)
+    engine.add_request(EngineRequest("h", block_hashes=hashes, num_prompt_tokens=8))
+    message = "request 'h': 0 of 8 tokens of its prompt are known"
+    with pytest.raises(WorkerError, match=message):
+        engine.run()
+    is_broken(engine, 0, f"WorkerError: {message}")
+
+
+def test_a_prompt_that_ended_when_it_was_added_is_told_by_the_run() -> None:
+    engine = small_engine()
+    engine.add_request(request("a", [1]))
+    engine.abort(["a"])
+    assert [one.request_id for one in engine.run()] == ["a"]

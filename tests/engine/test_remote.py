@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from blockpool.engine import EngineRequest, FinishReason, RequestState, Scheduler, SchedulerOutput
+from blockpool.engine import (
+    EngineError,
+    EngineRequest,
+    EngineRequestError,
+    FinishReason,
+    RequestState,
+    Scheduler,
+    SchedulerOutput,
+)
 from blockpool.managers import SlidingWindowSpec
 from tests.engine.driver import FULL, cache, prompt
 
@@ -137,7 +147,6 @@ def test_blocks_that_may_still_be_written_are_kept(in_time: bool) -> None:
     assert output.num_scheduled_tokens == {"b": 13}
     assert not s.finished_recving("a")  # too late: b has them now
     assert not s.failed_recving("a")
-    assert pool.counters.late_releases == (0 if in_time else 1)
     ran(s, output, b=[1])
     assert pool.get_num_free_blocks() == 4
     assert pool.audit() == []
@@ -168,3 +177,107 @@ def test_a_load_in_a_window() -> None:
     s.abort(["a"])
     assert [end.reason for end in s.take_finished()] == [FinishReason.ABORT]
     assert manager.pool.get_num_free_blocks() == 20
+
+
+# -- ids and leases ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["finished", "failed", "expired"])
+def test_an_id_is_free_again_when_its_load_is_reported_or_its_lease_has_ended(how: str) -> None:
+    now = 0.0
+    s = scheduler(10, 8, clock=lambda: now, lease=10.0)
+    for life in range(3):
+        request = prompt("a", 9, max_tokens=1)
+        s.add_request(request)
+        ran(s, s.schedule())
+        s.abort(["a"])
+        with pytest.raises(EngineRequestError, match="'a': a load of an aborted request"):
+            s.add_request(prompt("a", 9))
+        assert s.manager.pool.get_num_free_blocks() == 8
+        if how == "expired":
+            now += 10.0
+            s.schedule()
+        else:
+            assert not (s.finished_recving("a") if how == "finished" else s.failed_recving("a"))
+        assert s.manager.pool.get_num_free_blocks() == 10
+        again = prompt("a", 9, max_tokens=1)
+        s.add_request(again)
+        ran(s, s.schedule())
+        assert s.finished_recving("a"), life  # it is of this load
+        ran(s, s.schedule(), a=[1])
+        assert not s.has_work
+        s.manager.reset_prefix_cache()
+
+
+# -- hooks that fail ---------------------------------------------------------------------------------
+
+
+class Failing(Elsewhere):
+    """Answers what `act` says for the requests in `asked_of`, and 0 for others."""
+
+    def __init__(self, act: Callable[[], object], asked_of: str) -> None:
+        super().__init__(0)
+        self.act, self.asked_of = act, asked_of
+
+    def get_num_external_tokens(self, request: EngineRequest, num_computed_tokens: int) -> int | None:
+        if request.request_id in self.asked_of:
+            return self.act()  # type: ignore[return-value]
+        return 0
+
+
+def broken() -> object:
+    raise OSError("no link")
+
+
+@pytest.mark.parametrize("steps_in_flight", [0, 1])
+@pytest.mark.parametrize(
+    "what", ["raises", 1.5, "x", "abort", "schedule", "add_request", "update", "finished_recving"]
+)
+def test_a_connector_that_fails_leaves_a_sound_scheduler(what: object, steps_in_flight: int) -> None:
+    """In a step in which one goes on, one enters, one loads, and the fourth is asked for."""
+    s = scheduler(30, 0, max_steps_in_flight=2)
+    requests = {name: prompt(name, [ord(name)] * 6 + [at], max_tokens=6) for at, name in enumerate("abcd")}
+    calls: dict[object, Callable[[], object]] = {
+        "raises": broken,
+        "abort": lambda: s.abort(["a"]),
+        "schedule": s.schedule,
+        "add_request": lambda: s.add_request(prompt("z", 3)),
+        "update": lambda: s.update(0, {}),
+        "finished_recving": lambda: s.finished_recving("c"),
+    }
+    s.add_request(requests["a"])
+    output = s.schedule()
+    if not steps_in_flight:
+        ran(s, output, a=[1])
+
+    class Mixed(Failing):
+        def get_num_external_tokens(self, request: EngineRequest, num_computed_tokens: int) -> int | None:
+            return 4 if request.request_id == "c" else super().get_num_external_tokens(request, num_computed_tokens)
+
+    s.connector = Mixed(calls.get(what, lambda: what), "d")
+    for name in "bcd":
+        s.add_request(requests[name])
+    for _ in range(3):
+        with pytest.raises((OSError, EngineError)) as caught:
+            s.schedule()
+        assert not isinstance(caught.value, AssertionError)
+        if what in (1.5, "x"):
+            assert "'d'" in str(caught.value)
+            assert repr(what) in str(caught.value)
+        assert (s.num_running, s.num_waiting) == (0, 4)
+        assert s.manager.pool.audit() == []
+    if steps_in_flight:
+        ran(s, output, a=[1])
+    assert s.manager.pool.get_num_free_blocks() == 30
+    s.connector = Elsewhere(0)
+    output = s.schedule()
+    assert output.preempted_ids == ["a"]
+    assert [new.request_id for new in output.new_requests] == ["a", "b", "c", "d"]
+    while s.has_work:
+        known = {name: r.num_tokens for name, r in s.requests.items()}
+        assert set(output.num_scheduled_tokens) <= set(known)
+        s.update(output.step_id, {name: [1] for name in output.num_scheduled_tokens})
+        output = s.schedule()
+    assert all(request.num_output_tokens == 6 for request in requests.values())
+    assert s.manager.pool.get_num_free_blocks() == 30
+    assert s.manager.pool.audit() == []

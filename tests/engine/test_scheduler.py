@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from blockpool.cache import EMPTY_PLAN
@@ -557,3 +560,153 @@ def test_a_chunk_that_the_budget_cuts_off_ends_where_a_state_can_be_found() -> N
     assert driver.manager.alignment == 4  # inside the blocks too
     counts = [driver.step().num_scheduled_tokens["a"] for _ in range(4)]
     assert counts == [12, 12, 12, 4]
+
+
+# -- what is refused ---------------------------------------------------------------------------------
+
+NO_TOKEN = [-1, 1 << 32, None, "x", 1.5]
+
+
+def steps(driver: Driver, *names: str) -> int:
+    for at, name in enumerate(names):
+        driver.add(prompt(name, [at] * 3, max_tokens=9))
+    return driver.scheduler.schedule().step_id
+
+
+@pytest.mark.parametrize("wrong", [*[[token] for token in NO_TOKEN], None, 5, "x", {1}, [], [1, 2]])
+def test_results_that_are_no_tokens_change_nothing(wrong: object) -> None:
+    driver = Driver(cache(20))
+    step_id = steps(driver, "a", "b")
+    s = driver.scheduler
+    for given in ({"a": [1], "b": wrong}, {"a": wrong, "b": [1]}):
+        with pytest.raises(ResultError, match=f"step {step_id}, request '"):
+            s.update(step_id, given)  # type: ignore[arg-type]
+        assert (s.requests["a"].num_tokens, s.requests["b"].num_tokens, s.num_steps_in_flight) == (3, 3, 1)
+    assert s.update(step_id, {"a": [1], "b": [2]}) == {"a": [1], "b": [2]}
+
+
+@pytest.mark.parametrize("wrong", [None, [], "a", [("a", [1])]])
+def test_results_are_a_dict(wrong: object) -> None:
+    driver = Driver(cache(20))
+    step_id = steps(driver, "a")
+    with pytest.raises(ResultError, match="a dict of lists"):
+        driver.scheduler.update(step_id, wrong)  # type: ignore[arg-type]
+    assert driver.scheduler.update(step_id, {"a": [1]}) == {"a": [1]}
+
+
+def test_numbers_of_other_kinds_and_tuples_become_lists_of_ints() -> None:
+    driver = Driver(cache(20))
+    step_id = steps(driver, "a", "b")
+    tokens = driver.scheduler.update(step_id, {"a": [np.int64(7)], "b": (np.uint32((1 << 32) - 1),)})
+    assert tokens == {"a": [7], "b": [(1 << 32) - 1]}
+    assert all(type(row) is list and type(row[0]) is int for row in tokens.values())
+    assert [type(token) for token in driver.scheduler.requests["a"].tokens] == [int] * 4
+
+
+def test_results_that_wait_for_their_turn_are_copied() -> None:
+    driver = Driver(cache(20, max_steps_in_flight=2))
+    first = steps(driver, "a")
+    second = driver.scheduler.schedule().step_id
+    buffer = [5]
+    assert driver.scheduler.update(second, {"a": buffer}) == {}
+    buffer[0] = 6
+    assert driver.scheduler.update(first, {"a": buffer}) == {"a": [6, 5]}
+
+
+@pytest.mark.parametrize("tokens", [[8, 1], [7, 9, 1], [8, 8, 1], [7, 8, 1, 1]])
+def test_only_drafts_that_were_sent_can_be_accepted(tokens: list[int]) -> None:
+    driver = Driver(cache(20))
+    s = driver.scheduler
+    s.update(steps(driver, "a"), {"a": [1]})
+    s.set_drafts("a", [7, 8])
+    output = s.schedule()
+    assert output.draft_token_ids == {"a": [7, 8]}
+    with pytest.raises(ResultError, match="'a'"):
+        s.update(output.step_id, {"a": tokens})
+    assert s.requests["a"].num_tokens == 4
+    assert s.update(output.step_id, {"a": [7, 3]}) == {"a": [7, 3]}
+    s.set_drafts("a", [2])
+    assert s.update(s.schedule().step_id, {"a": [2, 2]}) == {"a": [2, 2]}
+
+
+@pytest.mark.parametrize("step_id", [-1, -7, 1, 100])
+def test_a_step_that_was_never_scheduled(step_id: int) -> None:
+    driver = Driver(cache(20))
+    steps(driver, "a")
+    with pytest.raises(ResultError, match=f"step {step_id} was never scheduled"):
+        driver.scheduler.update(step_id, {})
+
+
+@pytest.mark.parametrize("lease", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_lease_is_a_time(lease: float) -> None:
+    with pytest.raises(EngineConfigError, match="finite"):
+        Driver(cache(20, clock=lambda: 0.0), lease=lease)
+
+
+def test_a_lease_needs_a_clock() -> None:
+    with pytest.raises(EngineConfigError, match="clock"):
+        Driver(cache(20), lease=1.0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"priority": 0.5}, {"priority": "x"}, {"arrival": float("nan")}, {"arrival": float("inf")}, {"arrival": "1"}],
+)
+def test_what_orders_requests_are_numbers(wrong: dict[str, Any]) -> None:
+    with pytest.raises(EngineRequestError, match=f"'a': {next(iter(wrong))} "):
+        EngineRequest("a", [1], **wrong)
+
+
+@pytest.mark.parametrize("token", NO_TOKEN)
+def test_drafts_are_tokens(token: object) -> None:
+    driver = Driver(cache(20))
+    steps(driver, "a")
+    driver.scheduler.set_drafts("a", [4])
+    with pytest.raises(EngineRequestError, match="'a': draft"):
+        driver.scheduler.set_drafts("a", [1, token])  # type: ignore[list-item]
+    assert driver.scheduler.requests["a"].drafts == [4]
+
+
+def test_abort_takes_ids() -> None:
+    driver = Driver(cache(20))
+    steps(driver, "a", "b")
+    with pytest.raises(EngineRequestError, match="a list of ids"):
+        driver.scheduler.abort("ab")
+    assert driver.scheduler.abort(name for name in driver.scheduler.requests) == ["a", "b"]
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+@pytest.mark.parametrize("enters", [False, True])
+def test_a_callback_of_the_pool_that_raises_leaves_a_sound_scheduler(in_flight: bool, enters: bool) -> None:
+    """It is raised while a request gets blocks that were given back with a callback: one that enters, or one that
+    goes on beside another that has its part already.
+    """
+    driver = Driver(cache(8, max_steps_in_flight=2), num_tokens=16)
+    s, pool = driver.scheduler, driver.manager.pool
+    requests = [prompt("a", [1] * 6, max_tokens=3), prompt("b", [2] * 4, max_tokens=6)]
+    requests.append(prompt("c", [3] * 5, max_tokens=2))
+    driver.add(*requests[:2])
+    driver.schedule()
+    if not in_flight:
+        driver.tell()
+    if enters:
+        driver.add(requests[2])
+
+    def fail(block: int) -> None:
+        raise OSError(f"block {block}")
+
+    blocks = pool.get_new_blocks(pool.get_num_free_blocks())
+    pool.unpin_blocks(blocks, fail)
+    with pytest.raises((OSError, BaseExceptionGroup)):
+        s.schedule()
+    assert pool.audit() == []
+    if in_flight:
+        driver.tell()
+    assert pool.get_num_free_blocks() >= 6
+    for _ in range(10):  # each block calls once
+        try:
+            driver.run()
+        except (OSError, BaseExceptionGroup):
+            assert pool.audit() == []
+    driver.all_free()
+    assert all(r.num_output_tokens == r.max_tokens for r in requests if enters or r.request_id != "c")

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from blockpool.cache import BlockCopy, KVCacheConfig
-from blockpool.engine import Access, CheckedStore, Fingerprints, PagedStore, ShadowError, ShadowStore, StoreError
+from blockpool.engine import (
+    Access,
+    CheckedStore,
+    Fingerprints,
+    PagedStore,
+    ShadowError,
+    ShadowStore,
+    Store,
+    StoreError,
+)
 from blockpool.managers import FullAttentionSpec, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
 
 FULL = KVCacheGroupSpec(("f0", "f1"), FullAttentionSpec(4))
@@ -18,7 +27,9 @@ TOKENS = [11, 12, 13, 14, 15, 16]
 
 def access(group: int, tokens: list[int], slots: list[int], name: str = "a", prefix: list[int] = TOKENS) -> Access:
     prints = Fingerprints(prefix).with_more([])
-    return Access(name, group, np.array(tokens), np.array(slots), prints[tokens])
+    return Access(
+        name, group, np.array(tokens, np.int64), np.array(slots, np.int64), prints[np.array(tokens, np.int64)]
+    )
 
 
 def numbers(count: int, start: float = 1.0) -> np.ndarray:
@@ -90,6 +101,122 @@ def test_groups_that_share_a_pool_share_the_memory_of_its_blocks() -> None:
 def test_states_need_a_shape() -> None:
     with pytest.raises(StoreError, match=r"layers \('s0',\) keep states: give a state_shape"):
         PagedStore(CONFIG, (2, 3))
+
+
+# -- what is not there -------------------------------------------------------------------------------
+
+STORES = {
+    "paged": store,
+    "shadow": lambda: ShadowStore(CONFIG),
+    "checked": lambda: CheckedStore(CONFIG, store()),
+}
+
+
+def content(memory: Store) -> list[np.ndarray]:
+    """All that a store holds, as it is now."""
+    if isinstance(memory, PagedStore):
+        return [array.copy() for group in memory.layers for layer in group for array in layer]
+    if isinstance(memory, ShadowStore):
+        counts = np.array([memory.num_reads, memory._next_operation])
+        arrays = (*memory._prints, *memory._tokens, *memory._writers, *memory._last)
+        return [counts, *[array.copy() for array in arrays]]
+    assert isinstance(memory, CheckedStore)
+    return [array for part in (memory.store, *memory.shadows) for array in content(part)]
+
+
+def filled(name: str) -> Store:
+    memory: Store = STORES[name]()
+    memory.begin_step(0)
+    memory.write(access(0, [0, 1], [4, 23]), 0, numbers(2), numbers(2))
+    memory.write(access(0, [0, 1], [4, 23]), 1, numbers(2), numbers(2))
+    memory.write(access(2, [0, 1], [2, 9]), 0, numbers(2), numbers(2))
+    return memory
+
+
+@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize(
+    ("group", "slots", "wrong", "last"),
+    [
+        (0, [4, -1], -1, "23: 6 blocks of 4"),
+        (0, [-24, 5], -24, "23: 6 blocks of 4"),
+        (0, [24, 5], 24, "23: 6 blocks of 4"),
+        (0, [4, (2**31 - 1) * 4], (2**31 - 1) * 4, "23: 6 blocks of 4"),
+        (1, [1, -1], -1, "5: 6 blocks of 1"),
+        (1, [1, 6], 6, "5: 6 blocks of 1"),
+        (2, [2, 10], 10, "9: 5 blocks of 2"),
+        (2, [-2, 2], -2, "9: 5 blocks of 2"),
+    ],
+)
+def test_slots_that_are_not_there(name: str, group: int, slots: list[int], wrong: int, last: str) -> None:
+    memory = filled(name)
+    before = content(memory)
+    token = slots.index(wrong)
+    message = f"^request 'a', group {group}: token {token} is in slot {wrong}, where slots are 0 to {last}$"
+    values = (np.ones((2, 2, 2)),) if group == 1 else (numbers(2, 500.0), numbers(2, 600.0))
+    for layer in {0, len(CONFIG.kv_cache_groups[group].layer_names) - 1}:
+        with pytest.raises(StoreError, match=message):
+            memory.write(access(group, [0, 1], slots), layer, *values)
+        with pytest.raises(StoreError, match=message):
+            memory.read(access(group, [0, 1], slots), layer)
+    assert all(map(np.array_equal, before, content(memory)))
+
+
+@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize(("group", "last"), [(0, 5), (1, 5), (2, 4)])
+def test_blocks_that_are_not_there(name: str, group: int, last: int) -> None:
+    memory = filled(name)
+    before = content(memory)
+    for block in (-1, -last, last + 1, 2**31 - 1):
+        message = f"^group {group}: there is no block {block}, blocks are 0 to {last}$"
+        with pytest.raises(StoreError, match=message):
+            memory.clear(group, [1, block])
+        with pytest.raises(StoreError, match=message):
+            memory.copy(BlockCopy(group, block, 2))
+        with pytest.raises(StoreError, match=message):
+            memory.copy(BlockCopy(group, 1, block))
+    assert all(map(np.array_equal, before, content(memory)))
+
+
+@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize("group", [-1, 3])
+def test_groups_that_are_not_there(name: str, group: int) -> None:
+    memory = filled(name)
+    before = content(memory)
+    message = f": there is no group {group}, groups are 0 to 2$"
+    for call in (
+        lambda: memory.clear(group, [1]),
+        lambda: memory.copy(BlockCopy(group, 1, 2)),
+        lambda: memory.write(access(group, [0], [4]), 0, numbers(1), numbers(1)),
+        lambda: memory.read(access(group, [0], [4]), 0),
+    ):
+        with pytest.raises(StoreError, match=message):
+            call()
+    assert all(map(np.array_equal, before, content(memory)))
+
+
+@pytest.mark.parametrize("name", ["paged", "checked"])
+@pytest.mark.parametrize(("group", "layer", "last"), [(0, -1, 1), (0, 2, 1), (2, 1, 0)])
+def test_layers_that_are_not_there(name: str, group: int, layer: int, last: int) -> None:
+    memory = filled(name)
+    before = content(memory)
+    message = f"^request 'a', group {group}: there is no layer {layer}, layers are 0 to {last}$"
+    with pytest.raises(StoreError, match=message):
+        memory.write(access(group, [0], [4]), layer, numbers(1), numbers(1))
+    with pytest.raises(StoreError, match=message):
+        memory.read(access(group, [0], [4]), layer)
+    assert all(map(np.array_equal, before, content(memory)))
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_the_first_and_the_last_of_all_are_there(name: str) -> None:
+    memory = filled(name)
+    memory.read(access(0, [0, 1], [4, 23]), 1)
+    memory.copy(BlockCopy(0, 0, 5))
+    memory.clear(0, [0, 5])
+    memory.clear(0, [])
+    none = access(0, [], [])
+    memory.write(none, 0, numbers(0), numbers(0))
+    memory.read(none, 0)
 
 
 # -- fingerprints ------------------------------------------------------------------------------------

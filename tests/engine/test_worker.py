@@ -160,6 +160,16 @@ def test_what_does_not_follow_is_refused() -> None:
         worker.execute(step(1, tokens={"a": 2}, running=[on("a", 1)], drafts={"a": [5]}))
 
 
+def test_a_request_known_by_its_hashes_alone_is_refused() -> None:
+    worker, recorder = recording()
+    for tokens in ([], [1, 2, 3]):
+        with pytest.raises(WorkerError, match=f"request 'a': {len(tokens)} of 8 tokens of its prompt are known"):
+            worker.execute(step(0, new=[NewRequestData("a", tokens, 8, 0, ([3, 4],))], tokens={"a": 8}))
+    assert worker.requests == {}
+    assert not worker.tables[0].ids.any()
+    assert recorder.log == []
+
+
 # -- states ------------------------------------------------------------------------------------------
 
 STATES = config(MambaSpec(4, 2, "align"))

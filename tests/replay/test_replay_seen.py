@@ -20,8 +20,9 @@ def check(trace: Trace, hash_block_size: int) -> None:
         common = 0
         while any(digests[: common + 1] == other[: common + 1] for other in earlier) and common < len(digests):
             common += 1
-        assert seen.longest(request, chain) == common * hash_block_size
-        seen.add(request, chain)
+        prompt = seen.look_up(request, chain)
+        assert prompt.num_tokens == common * hash_block_size
+        prompt.add()
         earlier.append(digests)
 
 

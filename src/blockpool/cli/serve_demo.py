@@ -51,7 +51,7 @@ def serve_demo(
 
     The same prompts run once more without the cache (with it, for --no-cache): the answers must be the same.
 
-    Exit code: 0 the same answers, 1 different ones, 2 bad input.
+    Exit code: 0 the same answers, 1 different ones, or none, 2 bad input.
 
     Example: blockpool serve-demo --num-blocks 12
     """
@@ -59,12 +59,26 @@ def serve_demo(
     if num_blocks is not None and not 2 <= num_blocks <= MAX_NUM_BLOCKS:
         fail(f"--num-blocks: {num_blocks} is not between 2 (one is the null block) and {MAX_NUM_BLOCKS:,}")
 
-    from blockpool.engine.demo import ANSWER, BLOCK_SIZE, NUM_BLOCKS, PROMPTS, Demo, small_num_blocks
+    from blockpool.engine.demo import (
+        ANSWER,
+        BLOCK_SIZE,
+        NUM_BLOCKS,
+        PROMPTS,
+        Demo,
+        blocks_needed,
+        small_num_blocks,
+    )
 
     if texts is None:
         texts = list(PROMPTS)
         num_blocks = num_blocks or NUM_BLOCKS
     num_blocks = num_blocks or small_num_blocks(texts)
+    least = 1 + min(map(blocks_needed, texts))
+    if num_blocks < least:
+        fail(
+            f"--num-blocks: no prompt fits with its answer in {_count(num_blocks - 1, 'block')} of {BLOCK_SIZE}"
+            f" words: take {least} or more"
+        )
     with unless_interrupted():
         told = Demo(texts, num_blocks, caching=not no_cache)
         other = Demo(texts, num_blocks, caching=no_cache)
@@ -85,10 +99,12 @@ def _read_prompts(path: str | None) -> list[str] | None:
     """The lines that hold anything; None without a file."""
     if path is None:
         return None
+    if not path:
+        fail("--prompts: the name of the file is empty")
     name = "stdin" if path == STDIN else path
     try:
         data = sys.stdin.buffer.read() if path == STDIN else Path(path).read_bytes()
-        text = data.decode()
+        text = data.decode("utf-8-sig")
     except OSError as error:
         fail(f"--prompts: {name} cannot be read: {error.strerror}")
     except UnicodeDecodeError:
@@ -117,16 +133,31 @@ def _print_lines(lines: Iterable["Line"], width: int) -> None:
 
 def _print_verdict(told: "Demo", other: "Demo", no_cache: bool) -> None:
     with_cache, without = (other, told) if no_cache else (told, other)
-    saved = without.num_computed - with_cache.num_computed
-    share = saved / without.num_computed if without.num_computed else 0.0
     typer.echo(
         f"tokens computed: {with_cache.num_computed} with the cache, {without.num_computed} without:"
-        f" {share:.0%} of the work saved"
+        f" {_work_text(with_cache.num_computed, without.num_computed)}"
     )
+    unanswered = told.unanswered
+    if unanswered:
+        prompts = _count(len(told.requests), "prompt")
+        typer.echo(
+            f"{len(unanswered)} of {prompts} could not run to the end, take more blocks: {' '.join(unanswered)}"
+        )
+    if len(unanswered) == len(told.requests):
+        typer.echo("no prompt could run: there are no tokens to compare")
+        raise typer.Exit(FAULTS_FOUND)
     is_same = told.answers == other.answers
     typer.echo(f"same tokens as {'with' if no_cache else 'without'} cache: {'yes' if is_same else 'no'}")
     if not is_same:
         raise typer.Exit(FAULTS_FOUND)
+
+
+def _work_text(with_cache: int, without: int) -> str:
+    """What the cache spares, or costs: who is preempted earlier or more often computes more again."""
+    if with_cache > without:
+        return f"{(with_cache - without) / without:.0%} more work: preemptions cost more than the cache spares"
+    share = (without - with_cache) / without if without else 0.0
+    return f"{share:.0%} of the work saved"
 
 
 def _count(number: int, noun: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blockpool.cache import BlockCopy, KVCacheConfig
 from blockpool.engine.shadow_store import ShadowStore
-from blockpool.engine.store import Access, Array, Store
+from blockpool.engine.store import Access, Array, Store, must_be_group, must_be_layer
 
 
 class CheckedStore:
@@ -12,8 +12,8 @@ class CheckedStore:
 
     def __init__(self, config: KVCacheConfig, store: Store) -> None:
         self.store = store
-        num_layers = max(len(group.layer_names) for group in config.kv_cache_groups)
-        self.shadows = [ShadowStore(config) for _ in range(num_layers)]
+        self._num_layers = [len(group.layer_names) for group in config.kv_cache_groups]
+        self.shadows = [ShadowStore(config) for _ in range(max(self._num_layers))]
 
     def begin_step(self, step_id: int) -> None:
         for shadow in self.shadows:
@@ -31,9 +31,14 @@ class CheckedStore:
         self.store.copy(order)
 
     def write(self, access: Access, layer: int, *values: Array) -> None:
-        self.shadows[layer].write(access, layer)
+        self._shadow(access, layer).write(access, layer)
         self.store.write(access, layer, *values)
 
     def read(self, access: Access, layer: int) -> tuple[Array, ...]:
-        self.shadows[layer].read(access, layer)
+        self._shadow(access, layer).read(access, layer)
         return self.store.read(access, layer)
+
+    def _shadow(self, access: Access, layer: int) -> ShadowStore:
+        must_be_group(f"request {access.request_id!r}", access.group_id, len(self._num_layers))
+        must_be_layer(access, layer, self._num_layers[access.group_id])
+        return self.shadows[layer]

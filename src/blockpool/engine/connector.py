@@ -13,5 +13,8 @@ class Connector(Protocol):
     """
 
     def get_num_external_tokens(self, request: EngineRequest, num_computed_tokens: int) -> int | None:
-        """How many tokens behind the first `num_computed_tokens` it can bring; None: ask again in the next step."""
+        """How many tokens behind the first `num_computed_tokens` it can bring; None: ask again in the next step.
+
+        It is asked while a step is planned, and must not call the scheduler.
+        """
         ...

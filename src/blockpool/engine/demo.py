@@ -65,6 +65,11 @@ def small_num_blocks(prompts: Sequence[str]) -> int:
     return 1 + longest + max(2, longest // 2)
 
 
+def blocks_needed(prompt: str) -> int:
+    """Blocks that a prompt needs to be answered in full: the last word of the answer is never computed."""
+    return block_count(len(prompt.split()) + ANSWER - 1)
+
+
 def names() -> Iterator[str]:
     """a, b, …, z, a2, b2, …"""
     for number in count(1):
@@ -73,7 +78,8 @@ def names() -> Iterator[str]:
 
 
 class Demo:
-    """`answers`: what each request has said, "" for those that could not run. `num_computed`: tokens computed in all.
+    """`answers`: what each request has said, "" for those that could not run to their end. `num_computed`: tokens
+    computed in all.
 
     One step at a time; all prompts arrive at the start.
     """
@@ -85,6 +91,7 @@ class Demo:
         number_of = {word: number for number, word in enumerate(self.vocabulary)}
         model = ReferenceModel(config, len(self.vocabulary))
         self.manager = KVCacheManager(config, enable_caching=caching)
+        self.num_blocks = num_blocks
         self.scheduler = Scheduler(
             self.manager, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS
         )
@@ -190,10 +197,23 @@ class Demo:
         for ended in self.scheduler.take_finished():
             request = self.requests[ended.request_id]
             if ended.reason is FinishReason.ERROR:
-                yield Line(step, ended.request_id, "error", ended.message)
+                yield Line(step, ended.request_id, "error", self._why_not(request, ended.message))
                 continue
             self.answers[ended.request_id] = " ".join(self.vocabulary[token] for token in request.output_token_ids)
             yield Line(step, ended.request_id, "finished", f'says "{self.answers[ended.request_id]}"')
+
+    def _why_not(self, request: EngineRequest, message: str) -> str:
+        """Why a request ended with an error, in words."""
+        needed, most = block_count(request.num_tokens), self.num_blocks - 1
+        if needed <= most:
+            return message
+        what = "cannot go on" if request.num_output_tokens else "cannot run"
+        return f"{what}: {request.num_tokens} tokens need {needed} blocks, the pool has {most}"
+
+    @property
+    def unanswered(self) -> list[str]:
+        """Requests that could not run to their end."""
+        return [name for name, answer in self.answers.items() if not answer]
 
 
 def blocks_text(blocks: Sequence[int]) -> str:

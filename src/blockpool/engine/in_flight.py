@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import final
 
 from blockpool.engine.output import CachedRequestData, LoadData, NewRequestData
-from blockpool.engine.request import Part
+from blockpool.engine.request import EngineRequest, Part
 
 
 @final
 class Step:
     """`budget`: tokens that may still be given to somebody. `is_short`: some running request lacks blocks, so that
-    nobody else may take any.
+    nobody else may take any. `loading`: whose loads start in it. `changing`: who is getting blocks just now.
     """
 
     def __init__(self, step_id: int, budget: int) -> None:
@@ -19,6 +19,8 @@ class Step:
         self.budget = budget
         self.is_short = False
         self.parts: list[Part] = []
+        self.loading: list[EngineRequest] = []
+        self.changing: EngineRequest | None = None
         # what the worker will be told
         self.new_requests: list[NewRequestData] = []
         self.running: list[CachedRequestData] = []

@@ -19,9 +19,10 @@ class Leases:
         self.holds: dict[str, list[tuple[BlockPool, Hold]]] = {}
 
     def take(self, request: EngineRequest) -> None:
-        """Before a request is given back that is being loaded. What an earlier one of that id has, goes on."""
+        """Before a request is given back that is being loaded."""
         manager = self.manager
-        holds = self.holds.setdefault(request.request_id, [])
+        holds: list[tuple[BlockPool, Hold]] = []
+        self.holds[request.request_id] = holds
         for group in manager.managers:
             pool = group.pool
             until: float | None = None
@@ -40,7 +41,11 @@ class Leases:
         return True
 
     def expire(self) -> None:
-        """Give back what was kept long enough; a report that comes later is counted, and changes nothing."""
-        if self.holds and self.lease is not None:
-            for pool in self.manager.pools:
-                pool.expire_holds()
+        """Give back what was kept long enough; a report that comes later changes nothing."""
+        if not self.holds or self.lease is None:
+            return
+        for pool in self.manager.pools:
+            pool.expire_holds()
+        for request_id in list(self.holds):
+            if all(hold.released for _, hold in self.holds[request_id]):
+                del self.holds[request_id]

@@ -7,7 +7,17 @@ import math
 import numpy as np
 
 from blockpool.cache import BlockCopy, KVCacheConfig
-from blockpool.engine.store import Access, Array, StoreError
+from blockpool.engine.store import (
+    Access,
+    Array,
+    StoreError,
+    must_be_blocks,
+    must_be_copy,
+    must_be_group,
+    must_be_layer,
+    must_be_slots,
+    must_not_be_null,
+)
 
 
 class PagedStore:
@@ -24,6 +34,7 @@ class PagedStore:
     ) -> None:
         self.layers: list[list[tuple[Array, ...]]] = [[] for _ in config.kv_cache_groups]
         self._pages: list[list[Array]] = [[] for _ in config.kv_cache_groups]
+        self._num_blocks = [config.pool_sizes[group.pool] for group in config.kv_cache_groups]
         shapes: list[tuple[tuple[int, ...], ...]] = []
         for group in config.kv_cache_groups:
             if not group.kv_cache_spec.is_state:
@@ -47,28 +58,35 @@ class PagedStore:
         """Nothing: memory has no steps."""
 
     def clear(self, group_id: int, block_ids: list[int]) -> None:
+        must_be_group("clear", group_id, len(self.layers))
+        must_be_blocks(group_id, block_ids, self._num_blocks[group_id])
         for pages in self._pages[group_id]:
             pages[block_ids] = 0.0
 
     def copy(self, order: BlockCopy) -> None:
-        if order.dst_block_id == 0:
-            raise StoreError(f"group {order.group_id}: block {order.src_block_id} copied onto the null block")
+        must_be_group("copy", order.group_id, len(self.layers))
+        must_be_copy(order, self._num_blocks[order.group_id])
         for pages in self._pages[order.group_id]:
             pages[order.dst_block_id] = pages[order.src_block_id]
 
     def write(self, access: Access, layer: int, *values: Array) -> None:
-        for memory, new in zip(self.layers[access.group_id][layer], values, strict=True):
-            at = self._places(access, memory, len(values) == 1)
-            if not at[0].all():
-                raise StoreError(
-                    f"request {access.request_id!r}, group {access.group_id}: token"
-                    f" {access.tokens[int(np.argmin(at[0] != 0))]} written to the null block"
-                )
-            memory[at] = new
+        arrays = self._arrays(access, layer)
+        must_not_be_null(access, 1 if len(arrays) == 1 else arrays[0].shape[1])
+        for memory, new in zip(arrays, values, strict=True):
+            memory[self._places(access, memory, len(arrays) == 1)] = new
 
     def read(self, access: Access, layer: int) -> tuple[Array, ...]:
-        arrays = self.layers[access.group_id][layer]
+        arrays = self._arrays(access, layer)
         return tuple([memory[self._places(access, memory, len(arrays) == 1)] for memory in arrays])
+
+    def _arrays(self, access: Access, layer: int) -> tuple[Array, ...]:
+        """The memory of an access, which is within it."""
+        group_id = access.group_id
+        must_be_group(f"request {access.request_id!r}", group_id, len(self.layers))
+        must_be_layer(access, layer, len(self.layers[group_id]))
+        arrays = self.layers[group_id][layer]
+        must_be_slots(access, self._num_blocks[group_id], 1 if len(arrays) == 1 else arrays[0].shape[1])
+        return arrays
 
     def _places(self, access: Access, memory: Array, is_state: bool) -> tuple[np.ndarray, ...]:
         if is_state:

@@ -14,6 +14,7 @@ from blockpool.engine.paged_store import PagedStore
 from blockpool.engine.reads import tokens_read
 from blockpool.engine.slots import Ints, slots_of
 from blockpool.engine.store import Array, Store
+from blockpool.engine.worker import WorkerError
 from blockpool.managers import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -72,6 +73,9 @@ class ReferenceModel:
         return PagedStore(self.config, (self.heads, self.head_dim), (self.heads, self.head_dim, self.head_dim))
 
     def forward(self, steps: list[RequestStep], store: Store) -> list[list[int]]:
+        """Raises WorkerError, before anything is computed, for a token that is not in the vocabulary."""
+        for step in steps:
+            self._must_be_tokens(step)
         hidden = [[self.embedding[token] for token in step.token_ids[step.first : step.last]] for step in steps]
         for layer in self.layers:
             spec = self.config.kv_cache_groups[layer.group_id].kv_cache_spec
@@ -85,6 +89,15 @@ class ReferenceModel:
                 for step, vectors in zip(steps, hidden, strict=True):
                     self._attend(layer, step, vectors, store)
         return [self._sample(step, vectors) for step, vectors in zip(steps, hidden, strict=True)]
+
+    def _must_be_tokens(self, step: RequestStep) -> None:
+        for at in range(step.first, step.last):
+            token = step.token_ids[at]
+            if not 0 <= token < self.vocab_size:
+                raise WorkerError(
+                    f"request {step.request_id!r}: token {at} is {token}, where the model's tokens are 0 to"
+                    f" {self.vocab_size - 1}"
+                )
 
     def _sample(self, step: RequestStep, vectors: list[Array]) -> list[int]:
         if not step.wants_token:

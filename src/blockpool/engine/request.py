@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, SupportsIndex, final
+from math import isfinite
+from operator import index
+from typing import Final, SupportsFloat, SupportsIndex, final
 
 from blockpool.cache import Request
 from blockpool.engine.errors import EngineRequestError
@@ -19,8 +21,8 @@ NO_TOKENS: Final[list[int]] = []
 class Part:
     """A request's part in a step: `num_tokens` to compute, drafts included; `samples`: its next token comes of it.
 
-    `epoch`: the life of the request that it is of. `ahead`: some of the tokens were not known when it was planned.
-    `tokens`: its result; `counts`: whether the request got them.
+    `drafts`: those to verify. `epoch`: the life of the request that it is of. `ahead`: some of the tokens were not
+    known when it was planned. `tokens`: its result; `counts`: whether the request got them.
     """
 
     def __init__(self, request: EngineRequest) -> None:
@@ -28,6 +30,7 @@ class Part:
         self.epoch = 0
         self.num_tokens = 0
         self.num_drafts = 0
+        self.drafts: list[int] = NO_TOKENS
         self.samples = False
         self.ahead = False
         self.tokens: list[int] = NO_TOKENS
@@ -52,8 +55,8 @@ class EngineRequest(Request):
         *,
         max_tokens: int = 16,
         stop_token_ids: Iterable[int] = (),
-        priority: int = 0,
-        arrival: float = 0.0,
+        priority: SupportsIndex = 0,
+        arrival: SupportsFloat = 0.0,
         hasher: BlockHasher | None = None,
         extra_keys: ExtraKeys | None = None,
         block_hashes: BlockHashes | None = None,
@@ -86,8 +89,8 @@ class EngineRequest(Request):
         self.knows_tokens: bool = self.all_token_ids is not None
         self.max_tokens = max_tokens
         self.stop_token_ids = frozenset(stop_token_ids)
-        self.priority = priority
-        self.arrival = arrival
+        self.priority = whole_number(request_id, priority)
+        self.arrival = finite_number(request_id, arrival)
         self.num_encoder_tokens = num_encoder_tokens
         self.state: RequestState = RequestState.WAITING
         self.order: tuple[int, float, int] = NO_ORDER  # its place in every queue
@@ -163,3 +166,20 @@ class EngineRequest(Request):
             return Part(self)
         self.spare = None
         return spare
+
+
+def whole_number(request_id: str, priority: SupportsIndex) -> int:
+    try:
+        return index(priority)
+    except TypeError:
+        raise EngineRequestError(f"request {request_id!r}: priority must be an int, not {priority!r}") from None
+
+
+def finite_number(request_id: str, arrival: SupportsFloat) -> float:
+    try:
+        number = arrival.__float__()
+    except (AttributeError, OverflowError):
+        number = float("nan")
+    if not isfinite(number):
+        raise EngineRequestError(f"request {request_id!r}: arrival must be a finite number, not {arrival!r}")
+    return number

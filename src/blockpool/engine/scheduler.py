@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from operator import index
+from typing import Any, Final, SupportsIndex, cast
 
 from blockpool.cache import EMPTY_PLAN, AllocationPlan, Hit, KVCacheManager, Refusal, RefusalReason
 from blockpool.engine.connector import Connector
-from blockpool.engine.errors import EngineConfigError, EngineRequestError, ResultError
+from blockpool.engine.errors import EngineConfigError, EngineError, EngineRequestError, ResultError
 from blockpool.engine.in_flight import Step
 from blockpool.engine.limits import Limits
 from blockpool.engine.loads import Leases
@@ -19,6 +21,7 @@ from blockpool.engine.states import FinishedRequest, FinishReason, RequestState
 from blockpool.engine.told import ToldTable
 
 AT_REST: Final = EMPTY_PLAN  # no lookup of a name in the hottest path
+MOST_TOKEN: Final = (1 << 32) - 1
 
 
 class Scheduler:
@@ -30,7 +33,9 @@ class Scheduler:
     elsewhere. `lease`: how long, by the clock of the cache, blocks are kept that a connector may still be writing
     when their request is aborted.
 
-    Raises EngineConfigError.
+    What a hook raises, the connector's or one of the pools', comes out of the call that ran it; a step that was being
+    planned then never was, and the requests that had a part in it wait again. While a step is planned, no hook may
+    call the scheduler: EngineError. Raises EngineConfigError.
     """
 
     def __init__(
@@ -49,6 +54,11 @@ class Scheduler:
             raise EngineConfigError(f"max_num_batched_tokens must be at least 1 token, not {max_num_batched_tokens}")
         if policy not in ("fcfs", "priority"):
             raise EngineConfigError(f'policy must be "fcfs" or "priority", not {policy!r}')
+        if lease is not None:
+            if not isfinite(lease) or lease <= 0:
+                raise EngineConfigError(f"lease must be a finite time above 0, not {lease}")
+            if any(pool.clock is None for pool in manager.pools):
+                raise EngineConfigError("a lease ends by the clock of the cache: give the cache a clock")
         for at, kind in enumerate(manager.managers):
             if kind.is_state and not kind.prefix_cacheable and manager.enable_caching:
                 raise EngineConfigError(
@@ -66,6 +76,8 @@ class Scheduler:
         self.running = RequestQueue()
         self.num_preemptions = 0
         self._leases = Leases(manager, lease)
+        self._is_planning = False
+        self._failure: BaseException | None = None  # of a hook, while steps are settled
         self._num_added = 0
         self._next_step = 0
         self._acknowledged = -1
@@ -99,12 +111,21 @@ class Scheduler:
         return len(self._steps)
 
     def add_request(self, request: EngineRequest) -> None:
-        """Let a request wait for its turn. Raises EngineRequestError for an id that is in use, or a request that was
-        added before. A prompt that leaves no room for an answer ends with an error.
+        """Let a request wait for its turn. A prompt that leaves no room for an answer ends with an error.
+
+        Raises EngineRequestError for an id that is in use, a request that was added before, and an id whose earlier
+        request was aborted while it was loaded, until that load is reported or its lease has ended: a report names
+        the id alone.
         """
+        self._must_not_be_planning("add_request")
         request_id = request.request_id
         if request_id in self.requests:
             raise EngineRequestError(f"request {request_id!r}: a request of that id has not ended yet")
+        self._leases.expire()
+        if request_id in self._leases.holds:
+            raise EngineRequestError(
+                f"request {request_id!r}: a load of an aborted request of that id has not been reported yet"
+            )
         if request.order[2] >= 0:
             raise EngineRequestError(f"request {request_id!r} was added before: make a new one")
         request.must_fit(self.manager.pool)
@@ -127,9 +148,15 @@ class Scheduler:
         self.waiting.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
-        """End these requests now, wherever they stand; those that had not ended already."""
+        """End these requests now, wherever they stand; those that had not ended already.
+
+        Raises EngineRequestError for a single str.
+        """
+        self._must_not_be_planning("abort")
+        if isinstance(request_ids, str):
+            raise EngineRequestError(f"abort takes a list of ids, not the str {request_ids!r}")
         aborted: list[str] = []
-        for request_id in request_ids:
+        for request_id in list(request_ids):
             request = self.requests.get(request_id)
             if request is not None:
                 if request.is_loading:
@@ -138,17 +165,26 @@ class Scheduler:
                 aborted.append(request_id)
         return aborted
 
-    def set_drafts(self, request_id: str, draft_token_ids: list[int]) -> bool:
+    def set_drafts(self, request_id: str, draft_token_ids: Iterable[SupportsIndex]) -> bool:
         """Tokens that may follow the last known one, to be verified in the next step. False, and nothing happens,
         for a request that has ended.
 
         They hold until the request gets a token. With some of them in flight it is not scheduled ahead. More than
-        fit its length, the step or the states of a model are left out.
+        fit its length, the step or the states of a model are left out. Raises EngineRequestError for
+        what is no token.
         """
         request = self.requests.get(request_id)
         if request is None:
             return False
-        request.drafts = list(draft_token_ids)
+        drafts: list[int] = []
+        for given in draft_token_ids:
+            token = token_of(given)
+            if token < 0:
+                raise EngineRequestError(
+                    f"request {request_id!r}: draft {given!r}, where tokens are 0 to {MOST_TOKEN}"
+                )
+            drafts.append(token)
+        request.drafts = drafts
         return True
 
     def take_finished(self) -> list[FinishedRequest]:
@@ -163,6 +199,7 @@ class Scheduler:
         """Plan the next step. It has to be run, and its results given to `update`, unless its `step_id` is -1: there
         is nothing to run now, for want of requests, of blocks, or of results of the steps in flight.
         """
+        self._must_not_be_planning("schedule")
         manager = self.manager
         self._leases.expire()
         if len(self._steps) >= self.limits.max_steps_in_flight or not self.requests:
@@ -170,9 +207,16 @@ class Scheduler:
         step_id = self._next_step
         manager.begin_step(step_id)
         step = Step(step_id, self.max_num_batched_tokens)
-        self._go_on(step)
-        if not step.is_short:
-            self._admit(step)
+        self._is_planning = True
+        try:
+            self._go_on(step)
+            if not step.is_short:
+                self._admit(step)
+        except BaseException:
+            self._abandon(step)
+            raise
+        finally:
+            self._is_planning = False
         if not step.parts and not step.loads:
             manager.cancel_step(step_id)
             return self._nothing()
@@ -194,6 +238,49 @@ class Scheduler:
         self._preempted = []
         step.told()
         return output
+
+    def _must_not_be_planning(self, call: str) -> None:
+        if self._is_planning:
+            raise EngineError(f"{call} was called by a hook while schedule plans a step: only afterwards")
+
+    def _abandon(self, step: Step) -> None:
+        """Planning a step has failed: it never was, and all who had a part in it wait again."""
+        step_id = step.step_id
+        try:
+            self.manager.cancel_step(step_id)
+        finally:
+            requests: list[EngineRequest] = []
+            for part in step.parts:
+                if part.epoch == part.request.epoch:
+                    requests.append(part.request)
+            requests += step.loading
+            changing = step.changing
+            if changing is not None and changing not in requests:
+                requests.append(changing)
+            fresh = [told.request_id for told in step.new_requests]
+            for request in requests:
+                self._put_back(request, request.request_id in fresh)
+
+    def _put_back(self, request: EngineRequest, is_fresh: bool) -> None:
+        """`is_fresh`: the worker would only have been told of it."""
+        if is_fresh:
+            request.is_told = False
+        request.last_step = self._last_in_flight(request)
+        if request.state is RequestState.RUNNING or request.state is RequestState.WAITING_FOR_REMOTE_KVS:
+            self._preempt(request)
+        else:
+            self.manager.free(request)  # it had not entered yet
+
+    def _last_in_flight(self, request: EngineRequest) -> int:
+        """The newest step in flight that works on a request's blocks; -1: none."""
+        last = -1
+        for step in self._steps:
+            if request in step.loading:
+                last = step.step_id
+            for part in step.parts:
+                if part.request is request and part.epoch == request.epoch:
+                    last = step.step_id
+        return last
 
     def _nothing(self) -> SchedulerOutput:
         return SchedulerOutput(-1, [], [], {}, {}, [], tuple([[] for _ in self._no_blocks]), [], [], [])
@@ -238,7 +325,9 @@ class Scheduler:
                 plan, new = found
             if step.is_short and any(plan.num_new_blocks):
                 return
+            step.changing = request
             self.manager.commit(plan)
+            step.changing = None
             self._tell_change(step, request)
         elif request.is_told:
             step.running.append(
@@ -259,6 +348,7 @@ class Scheduler:
         part.epoch = request.epoch
         part.num_tokens = total
         part.num_drafts = num_drafts
+        part.drafts = drafts
         part.samples = samples
         part.ahead = end > request.num_tokens
         part.counts = False
@@ -272,7 +362,7 @@ class Scheduler:
             request.num_promised += 1
         if num_drafts:
             request.num_drafts_in_flight = num_drafts
-            step.draft_token_ids[request_id] = drafts
+            step.draft_token_ids[request_id] = list(drafts)
 
     def _tell_change(self, step: Step, request: EngineRequest) -> None:
         """A request whose table may have changed."""
@@ -427,10 +517,11 @@ class Scheduler:
         hit = self.manager.get_computed_blocks(request)
         if self.connector is not None and request.may_load:
             aligned = hit.num_tokens - hit.num_tokens % self.limits.largest_block
-            external = self.connector.get_num_external_tokens(request, aligned)
-            if external is None:
+            connector: Any = self.connector
+            answer_given: Any = connector.get_num_external_tokens(request, aligned)
+            if answer_given is None:
                 return True
-            external = min(external, request.num_tokens - 1 - aligned)
+            external = min(num_external(request, answer_given), request.num_tokens - 1 - aligned)
             if aligned + external > hit.num_tokens:
                 if aligned < hit.num_tokens:
                     hit = self.manager.get_computed_blocks(request, aligned)
@@ -450,7 +541,9 @@ class Scheduler:
                 self._end(request, FinishReason.ERROR, str(plan))
                 return True
             return False
+        step.changing = request
         self.manager.commit(plan)
+        step.changing = None
         self._has_entered(request, RequestState.RUNNING)
         request.num_computed_tokens = plan.num_computed_tokens
         self._tell_all(step, request)
@@ -516,7 +609,10 @@ class Scheduler:
             if plan.reason is RefusalReason.NEVER_FITS:
                 return None
             return plan.reason is RefusalReason.STATE_NOT_READY
+        step.changing = request
         self.manager.commit(plan)
+        step.changing = None
+        step.loading.append(request)
         self._has_entered(request, RequestState.WAITING_FOR_REMOTE_KVS)
         request.is_loading = True
         request.num_computed_tokens = hit.num_tokens + external
@@ -530,6 +626,7 @@ class Scheduler:
         """A load is complete: the request runs from the next step on, and others find what it brought. False for one
         that is not awaited: blocks that were kept for it are given back.
         """
+        self._must_not_be_planning("finished_recving")
         request = self.requests.get(request_id)
         if self._leases.end(request_id) or request is None or not request.is_loading:
             return False
@@ -540,6 +637,7 @@ class Scheduler:
 
     def failed_recving(self, request_id: str) -> bool:
         """A load has failed, and nothing is written any more: the request waits again, and computes all itself."""
+        self._must_not_be_planning("failed_recving")
         request = self.requests.get(request_id)
         if self._leases.end(request_id) or request is None or not request.is_loading:
             return False
@@ -551,22 +649,31 @@ class Scheduler:
 
     # -- results -------------------------------------------------------------------------------------
 
-    def update(self, step_id: int, results: dict[str, list[int]]) -> dict[str, list[int]]:
-        """A step has run: acknowledge it. `results`: the tokens it gave, per request that had none left to compute:
-        accepted drafts, then one more. The tokens per request that count, those of this step and of the steps behind
-        it whose results came before; {} while an older step is in flight. Twice is once.
+    def update(self, step_id: int, results: Mapping[str, Sequence[SupportsIndex]]) -> dict[str, list[int]]:
+        """A step has run: acknowledge it. `results`: a dict of lists or tuples, the tokens it gave per request that
+        had none left to compute: the drafts that were accepted, then one more.
+
+        The tokens per request that count, those of this step and of the steps behind it whose results came before; {}
+        while an older step is in flight. Twice is once.
 
         Raises ResultError for a step that was never scheduled, and for results that cannot be the step's.
         """
+        self._must_not_be_planning("update")
+        if step_id < 0:
+            raise ResultError(f"step {step_id} was never scheduled")
         if step_id <= self._acknowledged or step_id in self._late:
             return {}
         step = self._find(step_id)
-        check_results(step, results)
+        if not isinstance(results, dict):
+            raise ResultError(f"step {step_id}: results are a dict of lists of tokens, not {results!r}")
+        are_lists = check_results(step, results)
         if step is not self._steps[0]:
+            for part in step.parts:
+                part.tokens = list(part.tokens)  # the caller may use its lists again
             self._late.add(step_id)
             return {}
-        if self._settle(step) and not self._late:
-            return results  # as they are
+        if self._settle(step) and are_lists and not self._late and self._failure is None:
+            return cast(dict[str, list[int]], results)  # as they are
         new_tokens: dict[str, list[int]] = {}
         add_tokens(new_tokens, step)
         while self._steps and self._steps[0].step_id in self._late:
@@ -574,6 +681,10 @@ class Scheduler:
             self._late.remove(step.step_id)
             self._settle(step)
             add_tokens(new_tokens, step)
+        failure = self._failure
+        if failure is not None:  # all is settled, and the requests have their tokens
+            self._failure = None
+            raise failure
         return new_tokens
 
     def _find(self, step_id: int) -> Step:
@@ -586,7 +697,10 @@ class Scheduler:
         """The step has run. Whether all of its results count, to the last token."""
         self._steps.popleft()
         self._acknowledged = step.step_id
-        self.manager.acknowledge(step.step_id)
+        try:
+            self.manager.acknowledge(step.step_id)
+        except BaseException as error:  # of a hook: the step has run all the same
+            self._failure = error
         all_count = True
         for part in step.parts:
             request = part.request
@@ -648,24 +762,44 @@ def add_tokens(new_tokens: dict[str, list[int]], step: Step) -> None:
             new_tokens[request_id] = part.tokens if earlier is None else earlier + part.tokens
 
 
-def check_results(step: Step, results: dict[str, list[int]]) -> None:
-    """Each request that samples has its accepted drafts and one token; nobody else has any."""
+def check_results(step: Step, results: dict[str, Sequence[SupportsIndex]]) -> bool:
+    """Each request that samples has its accepted drafts and one token; nobody else has any. Whether all are lists of
+    plain ints, as they are to be.
+    """
     num_given = 0
+    are_lists = True
     for part in step.parts:
-        tokens = results.get(part.request.request_id)
+        given = results.get(part.request.request_id)
         count = 0
-        if tokens is not None:
+        if given is not None:
             num_given += 1
-            count = len(tokens)
-            part.tokens = tokens
+            if not isinstance(given, (list, tuple)):
+                raise ResultError(
+                    f"step {step.step_id}, request {part.request.request_id!r}: tokens are a list, not {given!r}"
+                )
+            count = len(given)
+        elif part.request.request_id in results:
+            raise ResultError(
+                f"step {step.step_id}, request {part.request.request_id!r}: tokens are a list, not None"
+            )
         if part.epoch != part.request.epoch:
+            part.tokens = NO_TOKENS
             continue  # nobody waits for them
         if part.samples:
-            if not 1 <= count <= part.num_drafts + 1:
+            if given is None or not 1 <= count <= part.num_drafts + 1:
                 raise ResultError(
                     f"step {step.step_id}, request {part.request.request_id!r}: {count} tokens, where 1 to"
                     f" {part.num_drafts + 1} are possible"
                 )
+            tokens = plain_tokens(step, part, given)
+            if tokens is not given:
+                are_lists = False
+            if count > 1 and tokens[: count - 1] != part.drafts[: count - 1]:
+                raise ResultError(
+                    f"step {step.step_id}, request {part.request.request_id!r}: tokens {tokens}, where the drafts"
+                    f" were {part.drafts}"
+                )
+            part.tokens = tokens
         elif count:
             raise ResultError(
                 f"step {step.step_id}, request {part.request.request_id!r}: {count} tokens, where its prompt was not"
@@ -675,3 +809,43 @@ def check_results(step: Step, results: dict[str, list[int]]) -> None:
         known = {part.request.request_id for part in step.parts}
         unknown = [request_id for request_id in results if request_id not in known]
         raise ResultError(f"step {step.step_id}: tokens of {unknown}, which had no part in it")
+    return are_lists
+
+
+def plain_tokens(step: Step, part: Part, given: Sequence[SupportsIndex]) -> list[int]:
+    """A part's tokens as a list of ints: the list itself, if it is one."""
+    if isinstance(given, list):
+        for token in given:
+            if type(token) is not int or not 0 <= token <= MOST_TOKEN:
+                break
+        else:
+            return cast(list[int], given)
+    tokens: list[int] = []
+    for one in given:
+        number = token_of(one)
+        if number < 0:
+            raise ResultError(
+                f"step {step.step_id}, request {part.request.request_id!r}: {one!r}, where tokens are"
+                f" 0 to {MOST_TOKEN}"
+            )
+        tokens.append(number)
+    return tokens
+
+
+def token_of(given: SupportsIndex) -> int:
+    """A token as an int; -1: it is none."""
+    try:
+        token = index(given)
+    except TypeError:
+        return -1
+    return token if 0 <= token <= MOST_TOKEN else -1
+
+
+def num_external(request: EngineRequest, answer: Any) -> int:
+    """What a connector said that it can bring."""
+    try:
+        return index(answer)
+    except TypeError:
+        raise EngineRequestError(
+            f"request {request.request_id!r}: the connector must answer an int or None, not {answer!r}"
+        ) from None

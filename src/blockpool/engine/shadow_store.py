@@ -10,7 +10,16 @@ import numpy.typing as npt
 from blockpool.cache import BlockCopy, KVCacheConfig
 from blockpool.engine.errors import EngineError
 from blockpool.engine.fingerprint import mixed
-from blockpool.engine.store import Access, Array, Prints, StoreError
+from blockpool.engine.store import (
+    Access,
+    Array,
+    Prints,
+    must_be_blocks,
+    must_be_copy,
+    must_be_group,
+    must_be_slots,
+    must_not_be_null,
+)
 
 EMPTY = 0  # the print of a slot that was never written, or was cleared
 
@@ -84,6 +93,7 @@ class ShadowStore:
         self.block_sizes = [1 if group.kv_cache_spec.is_state else group.block_size for group in groups]
         self.is_state = [group.kv_cache_spec.is_state for group in groups]
         self.pool_of = [group.pool for group in groups]
+        self.num_blocks = [config.pool_sizes[pool] for pool in self.pool_of]
         self.num_reads = 0
         self._salts = [np.uint64(mixed(number + 1)) for number in range(len(groups))]
         self._prints: list[Prints] = []
@@ -108,14 +118,16 @@ class ShadowStore:
             self._forget_operations()
 
     def clear(self, group_id: int, block_ids: list[int]) -> None:
+        must_be_group("clear", group_id, len(self.pool_of))
+        must_be_blocks(group_id, block_ids, self.num_blocks[group_id])
         pool = self.pool_of[group_id]
         self._prints[pool][block_ids] = EMPTY
         self._last[pool][block_ids] = self._operation(Operation(self._step_id, "clear"))
 
     def copy(self, order: BlockCopy) -> None:
         group_id, source, target = order
-        if target == 0:
-            raise StoreError(f"group {group_id}: block {source} copied onto the null block")
+        must_be_group("copy", group_id, len(self.pool_of))
+        must_be_copy(order, self.num_blocks[group_id])
         pool = self.pool_of[group_id]
         for memory in (self._prints[pool], self._tokens[pool], self._writers[pool]):
             memory[target] = memory[source]
@@ -124,11 +136,7 @@ class ShadowStore:
     def write(self, access: Access, layer: int = 0, *values: Array) -> None:
         group_id = access.group_id
         blocks, offsets = self._places(access)
-        if not blocks.all():
-            token = int(access.tokens[int(np.argmin(blocks != 0))])
-            raise StoreError(
-                f"request {access.request_id!r}, group {group_id}: token {token} written to the null block"
-            )
+        must_not_be_null(access, self.block_sizes[group_id])
         pool = self.pool_of[group_id]
         operation = self._operation(Operation(self._step_id, "forward", access.request_id, group_id))
         if self.is_state[group_id]:  # a state fills its page
@@ -139,8 +147,8 @@ class ShadowStore:
         self._last[pool][blocks, offsets] = operation
 
     def read(self, access: Access, layer: int = 0) -> tuple[Array, ...]:
-        self.num_reads += len(access.slots)
         blocks, offsets = self._places(access)
+        self.num_reads += len(access.slots)
         pool = self.pool_of[access.group_id]
         wrong = (self._prints[pool][blocks, offsets] != self._salted(access)) | (blocks == 0)
         if wrong.any():
@@ -159,7 +167,11 @@ class ShadowStore:
         return ()
 
     def _places(self, access: Access) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        block_size = self.block_sizes[access.group_id]
+        """The blocks of an access and the places in them: all are in the memory."""
+        group_id = access.group_id
+        must_be_group(f"request {access.request_id!r}", group_id, len(self.pool_of))
+        block_size = self.block_sizes[group_id]
+        must_be_slots(access, self.num_blocks[group_id], block_size)
         return access.slots // block_size, access.slots % block_size
 
     def _salted(self, access: Access) -> Prints:

@@ -22,7 +22,7 @@ def slot_mapping(row: npt.NDArray[np.int32], block_size: int, first: int, last: 
 
 def slots_of(row: npt.NDArray[np.int32], block_size: int, tokens: Ints) -> Ints:
     """The same for any tokens of a request."""
-    if len(tokens) and not (tokens[0] >= 0 and int(tokens.max()) // block_size < len(row)):
+    if len(tokens) and not (tokens.min() >= 0 and int(tokens.max()) // block_size < len(row)):
         raise IndexError(
             f"tokens {int(tokens.min())} to {int(tokens.max())} in a table of {len(row)} blocks of {block_size}"
         )
@@ -30,5 +30,14 @@ def slots_of(row: npt.NDArray[np.int32], block_size: int, tokens: Ints) -> Ints:
 
 
 def ring_slots(row: npt.NDArray[np.int32], block_size: int, tokens: Ints) -> Ints:
-    """The slots of tokens in a circular buffer of one block: B tokens later, a slot is written again."""
+    """The slots of tokens in a circular buffer of one block: B tokens later, a slot is written again.
+
+    Raises IndexError for negative tokens, and for a table without a block.
+    """
+    if len(tokens) and not (tokens.min() >= 0 and len(row)):
+        raise IndexError(
+            f"tokens {int(tokens.min())} to {int(tokens.max())} in a circular buffer: a table of {len(row)} blocks"
+        )
+    if not len(tokens):
+        return np.zeros(0, np.int64)
     return np.int64(row[0]) * block_size + tokens % block_size

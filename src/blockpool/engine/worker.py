@@ -67,7 +67,8 @@ class Worker:
     def execute(self, output: SchedulerOutput) -> dict[str, list[int]]:
         """Run a step; the tokens that were sampled, per request: accepted drafts and one more.
 
-        Raises WorkerError for a step that contradicts what the worker knows.
+        Raises WorkerError for a step that contradicts what the worker knows, and for a request that is known by its
+        hashes alone.
         """
         for request_id in (*output.finished_ids, *output.preempted_ids):
             self._forget(request_id)
@@ -105,6 +106,11 @@ class Worker:
     def _add(self, new: NewRequestData) -> None:
         if new.request_id in self.requests:
             raise WorkerError(f"request {new.request_id!r} runs already, it is not new")
+        if len(new.token_ids) < new.num_prompt_tokens:
+            raise WorkerError(
+                f"request {new.request_id!r}: {len(new.token_ids)} of {new.num_prompt_tokens} tokens of its prompt"
+                " are known, a worker computes from tokens: hashes alone are not enough"
+            )
         request = RunningRequest(new, len(self._by_row), len(self.tables))
         for table, blocks in zip(self.tables, new.block_ids, strict=True):
             table.append(request.row, blocks)

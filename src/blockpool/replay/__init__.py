@@ -4,16 +4,10 @@
 know how a trace file is written, and it changes nothing in the books it drives.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .by_kind import KIND_HEADINGS, KindRun, by_kind, kind_rows
 from .capacity import PromptUse, blocks_for, findable_tokens, measure_prompt, most_concurrent
-from .concurrent import DEFAULT_NUM_SEQS, ConcurrentRun, Percentiles, replay_concurrently
-from .concurrent_report import (
-    CONCURRENT_HEADINGS,
-    ConcurrentReport,
-    concurrent_as_json,
-    concurrent_rows,
-    concurrent_verdict,
-)
 from .digests import DigestedTrace
 from .drive import DEFAULT_BATCHED_TOKENS, drive
 from .errors import ReplayError, ReplayInterrupted
@@ -32,6 +26,22 @@ from .sizes import (
 )
 from .step_cost import StepCost
 from .verdict import verdict
+
+if TYPE_CHECKING:
+    from .concurrent import DEFAULT_NUM_SEQS, ConcurrentRun, Percentiles, replay_concurrently
+    from .concurrent_report import (
+        CONCURRENT_HEADINGS,
+        ConcurrentReport,
+        concurrent_as_json,
+        concurrent_rows,
+        concurrent_verdict,
+    )
+
+# The engine is imported by those only who ask for what runs on it.
+_CONCURRENT = (
+    *("DEFAULT_NUM_SEQS", "ConcurrentRun", "Percentiles", "replay_concurrently"),
+    *("CONCURRENT_HEADINGS", "ConcurrentReport", "concurrent_as_json", "concurrent_rows", "concurrent_verdict"),
+)
 
 __all__ = [
     "CONCURRENT_HEADINGS",
@@ -77,3 +87,11 @@ __all__ = [
     "report_rows",
     "verdict",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _CONCURRENT:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import concurrent, concurrent_report
+
+    return getattr(concurrent, name) if hasattr(concurrent, name) else getattr(concurrent_report, name)

@@ -32,7 +32,11 @@ def drive(
     prompt = request.num_prompt_tokens
     total = prompt + num_output_tokens
     request.num_tokens = total
-    if not any(_drops(one.unread(total, prompt)) for one in manager.managers):
+    for one in manager.managers:
+        first, last = one.unread(total, prompt)
+        if first < last:  # it drops what it no longer reads
+            break
+    else:
         plan = manager.plan(
             request,
             prompt - hit.num_tokens,
@@ -122,11 +126,6 @@ def _stride(manager: KVCacheManager, num_prompt_tokens: int, num_tokens: int) ->
         if one.table_length(num_tokens, num_prompt_tokens) > one.table_length(num_prompt_tokens, num_prompt_tokens)
     ]
     return gcd(*growing) or num_tokens
-
-
-def _drops(unread: tuple[int, int]) -> bool:
-    first, end = unread
-    return first < end
 
 
 def _where_states_are_kept(

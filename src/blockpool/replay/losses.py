@@ -81,7 +81,9 @@ class LossBook:
         usable = reusable - reusable % self._unit
         if usable == 0:
             return [Lost(LossReason.TOO_SHORT, self._coarsest, reusable)]
-        lost = [Lost(LossReason.UNIT_TOO_COARSE, self._coarsest, reusable - usable)]
+        lost = []
+        if usable < reusable:
+            lost.append(Lost(LossReason.UNIT_TOO_COARSE, self._coarsest, reusable - usable))
         if hit.num_tokens < usable:
             own = [(max(self._own_length(one, hit, chain, usable), hit.num_tokens), one) for one in self._cached]
             reached = usable
@@ -102,14 +104,11 @@ class LossBook:
     def add(self, reusable: int, lost: list[Lost]) -> None:
         """Count what was found of one request."""
         self.reusable_tokens += reusable
-        kinds = set()
         for reason, group, tokens in lost:
-            if tokens:
-                counts = self._counts.setdefault((reason, group), [0, 0])
-                counts[0] += 1
-                counts[1] += tokens
-                kinds.add(self._kinds[group])
-        for kind in kinds:
+            counts = self._counts.setdefault((reason, group), [0, 0])
+            counts[0] += 1
+            counts[1] += tokens
+        for kind in {self._kinds[one.group] for one in lost}:
             self.shortened_hits[kind] = self.shortened_hits.get(kind, 0) + 1
 
     def step_ended(self, chain: bytes, num_tokens: int) -> None:
@@ -141,10 +140,12 @@ class LossBook:
             if (one.group_id, self._digest(chain, boundary)) in self._states_kept:
                 kept = boundary
                 break
-        return [
-            Lost(LossReason.NO_CHECKPOINT, one.group_id, reached - kept),
-            Lost(LossReason.CHECKPOINT_EVICTED, one.group_id, kept - found),
-        ]
+        lost = []
+        if kept < reached:
+            lost.append(Lost(LossReason.NO_CHECKPOINT, one.group_id, reached - kept))
+        if found < kept:
+            lost.append(Lost(LossReason.CHECKPOINT_EVICTED, one.group_id, kept - found))
+        return lost
 
     def _num_hashed(self, chain: bytes) -> int:
         return len(chain) // DIGEST_BYTES * self._manager.pool.hash_block_size

@@ -94,8 +94,9 @@ class _Run:
             request = Request(str(len(self._hits)), num_prompt_tokens=traced.num_prompt_tokens, block_hashes=hashes)
             self._request, self._chain = request, chain
             hit = manager.get_computed_blocks(request)
-            reusable = min(self._seen.longest(traced, chain), traced.num_prompt_tokens - 1)
-            lost = self._losses.found(hit, chain, reusable)
+            prompt = self._seen.look_up(traced, chain)
+            reusable = min(prompt.num_tokens, traced.num_prompt_tokens - 1)
+            lost = self._losses.found(hit, chain, reusable) if hit.num_tokens < reusable else []
             refusal = self._drive(request, hit, traced.num_output_tokens)
             if refusal is not None and hit.num_tokens:
                 lost.append(self._losses.no_room_for(hit))
@@ -107,8 +108,9 @@ class _Run:
                 self._hits.append(_REFUSED)
                 continue
             manager.free(request)
-            self._seen.add(traced, chain)
-            self._losses.add(reusable, lost)
+            prompt.add()
+            if reusable:
+                self._losses.add(reusable, lost)
             self._hits.append(hit.num_tokens)
 
     def _drive(self, request: Request, hit: Hit, num_output_tokens: int) -> Refusal | None:
