@@ -6,6 +6,7 @@ import json
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -112,6 +113,17 @@ def test_diff(stream: tuple[Path, BlockPool], tmp_path: Path) -> None:
         ("diff", "nowhere.jsonl", "FILE"),
         ("play", "nowhere.jsonl"),
         ("play", "FILE", "nowhere"),
+        ("play", "FILE", "tcp://*:99999"),
+        ("play", "FILE", "tcp://127.0.0.1:\udcff"),
+        ("play", "FILE", LOOPBACK, "--replay", "tcp://*:65536"),
+        ("play", "FILE", LOOPBACK, "--topic", "\udcff"),
+        ("play", "FILE", LOOPBACK, "--speed", "nan"),
+        ("play", "FILE", LOOPBACK, "--linger", "nan"),
+        ("play", "FILE", LOOPBACK, "--linger", "inf"),
+        ("check", "HUGE_SEQ"),
+        ("diff", "NO_BATCH", "FILE"),
+        ("tail", "tcp://127.0.0.1:99999"),
+        ("tail", "tcp://127.0.0.1:1", "--topic", "\udcff"),
         ("tail", "nowhere"),
         ("record", "tcp://127.0.0.1:1", "no/such/folder/file"),
     ],
@@ -120,7 +132,14 @@ def test_bad_input_is_one_line_and_exit_code_2(
     arguments: tuple[str, ...], stream: tuple[Path, BlockPool], tmp_path: Path
 ) -> None:
     (tmp_path / "empty").write_text("")
-    names = {"FILE": stream[0], "EMPTY": tmp_path / "empty"}
+    (tmp_path / "huge").write_text(f'{{"seq": {2**70}, "ts": 1, "events": []}}')
+    (tmp_path / "none").write_bytes(record_line(0, b""))
+    names = {
+        "FILE": stream[0],
+        "EMPTY": tmp_path / "empty",
+        "HUGE_SEQ": tmp_path / "huge",
+        "NO_BATCH": tmp_path / "none",
+    }
     result = run(*(names.get(word, word) for word in arguments))
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
@@ -168,6 +187,48 @@ def test_play_sends_the_same_bytes_again(stream: tuple[Path, BlockPool], tmp_pat
     assert again.read_bytes() == stream[0].read_bytes()
     sent = run("play", stream[0], LOOPBACK, "--speed", 0)
     assert (sent.exit_code, sent.stdout) == (0, "3 batches sent\n")
+
+
+def test_a_pause_of_more_than_a_year_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    times = [float("nan"), 1.0, 1e300]
+    file.write_bytes(b"".join(record_line(seq, encode_batch(KVEventBatch(ts, []))) for seq, ts in enumerate(times)))
+    result = run("play", file, LOOPBACK)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith(f"blockpool: error: {file}:3: ts: ")
+    assert run("play", file, LOOPBACK, "--speed", 0).exit_code == 0
+
+
+def test_a_payload_that_is_no_batch(tmp_path: Path) -> None:
+    """One that a mirror can follow, but whose tokens are none."""
+    event = {"type": "BlockStored", "block_hashes": [1], "block_size": 4, "token_ids": "?"}
+    payload = msgspec.msgpack.encode([1.0, [event]])
+    file, again = tmp_path / "events.jsonl", tmp_path / "again.jsonl"
+    file.write_bytes(record_line(0, payload))
+    shown = run("play", file)
+    assert (shown.exit_code, "       0 cannot be decoded: " in shown.stdout) == (0, True)
+    assert run("check", file).exit_code == 1
+    with Player(LOOPBACK, LOOPBACK) as player:
+        assert player.play(read_recording(file), 1.0) == 1
+        answering = threading.Event()
+
+        def serve() -> None:
+            while not answering.is_set():
+                player.serve(0.05)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        live = (player.endpoint, "--replay", player.replay_endpoint, "--count", 1)
+        try:
+            assert run("tail", *live).stdout == shown.stdout
+            assert run("tail", *live, "--json").stdout.encode() == file.read_bytes()
+            checked = run("check", *live)
+            assert run("record", live[0], again, *live[1:]).exit_code == 0
+        finally:
+            answering.set()
+            thread.join()
+    assert (checked.exit_code, "FAULT batch: batch 0: " in checked.stdout) == (1, True)
+    assert again.read_bytes() == file.read_bytes()
 
 
 def test_a_recording_is_a_trace(tmp_path: Path) -> None:

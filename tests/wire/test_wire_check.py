@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
-from blockpool.wire import KVEventBatch, RecordingError, decode_batch, encode_batch
+from blockpool.wire import BatchError, KVEventBatch, RecordingError, decode_batch, encode_batch
 from blockpool.wire.check import RULES, StreamCheck, first_of_each
 from blockpool.wire.codec import with_int_hashes
 from blockpool.wire.diff import compare_with_dumps
@@ -78,6 +79,8 @@ def test_the_stream_of_a_pool_is_clean_and_says_its_index(events: str, seed: int
 
 BROKEN: list[tuple[str, int | None, list[KVCacheEvent]]] = [
     ("tokens", 0, [stored(0, 2, token_ids=[1])]),
+    ("tokens", 0, [stored(0, 2, block_size=0, token_ids=[])]),
+    ("tokens", 1, [stored(0, 1), stored(1, 2, block_size=-4)]),
     ("empty", 0, [stored(0, 0)]),
     ("empty", 1, [stored(0, 1), removed(0, 0)]),
     ("extra_keys", 0, [stored(0, 2, extra_keys=[None])]),
@@ -124,7 +127,7 @@ def test_windows_have_no_known_parents() -> None:
 
 
 def test_every_rule_is_broken_above() -> None:
-    others = {"sequence", "duplicate", "restart", "repeated", "capacity"}
+    others = {"batch", "sequence", "duplicate", "restart", "repeated", "capacity"}
     assert {rule for rule, _, _ in BROKEN} | others == set(RULES)
     check = StreamCheck()
     found = check.feed(0, KVEventBatch(0.0, [removed(0, 2), removed(0, 1)]))
@@ -170,6 +173,8 @@ def test_lines_of_other_recorders(tmp_path: Path) -> None:
     arrays = [["BlockStored", [5], 4, [1], 1, None], ["BlockRemoved", [5], "CPU"]]
     file.write_bytes(msgspec.json.encode([1.0, [event], None]) + b"\n\n" + msgspec.json.encode([1.0, arrays]) + b"\n")
     one, two = read_recording(file)
+    assert isinstance(one.batch, KVEventBatch)
+    assert isinstance(two.batch, KVEventBatch)
     assert (one.seq, two.seq) == (0, 2)
     first = one.batch.events[0]
     assert isinstance(first, BlockStored)
@@ -184,6 +189,12 @@ def test_lines_of_other_recorders(tmp_path: Path) -> None:
         ("3", "an object or an array"),
         ('{"ts": 1}', "events"),
         ('{"ts": 1, "events": [], "seq": -1}', "seq"),
+        (f'{{"ts": 1, "events": [], "seq": {2**64 - 1}}}', "seq"),
+        (f'{{"ts": 1, "events": [], "seq": {2**70}}}', "seq"),
+        (f'{{"ts": 1, "events": [["BlockRemoved", [{2**70}]]]}}', "ints"),
+        (f'{{"ts": 1, "events": [["BlockStored", [1], null, [{10**30}], 1, null]]}}', "ints"),
+        ("[" * 20_000, "too deeply"),
+        ('{"ts": 1, "events": [["AllBlocksCleared", ' + "[" * 5000 + "]" * 5000 + "]]}", "too deeply"),
         ('{"ts": 1, "events": [3]}', "not a batch"),
         ('{"ts": 1, "events": [], "payload": "?"}', "payload"),
         ('{"ts": 1, "events": [{"type": "BlockRemoved", "block_hashes": ["?"], "medium": null}]}', ":1"),
@@ -196,3 +207,42 @@ def test_what_is_no_recording(tmp_path: Path, line: str, what: str) -> None:
         list(read_recording(file))
     with pytest.raises(RecordingError, match="No such file"):
         list(read_recording(tmp_path / "nowhere"))
+
+
+NOT_STRICT = msgspec.msgpack.encode([1.0, [{"type": "BlockStored", "block_hashes": [1], "token_ids": "?"}]])
+TOO_DEEP = b"\x92\xcb" + bytes(8) + b"\x91\x82\xa4type\xb0AllBlocksCleared\xa1x" + b"\x91" * 5000 + b"\xc0"
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xff", NOT_STRICT, TOO_DEEP])
+def test_what_is_no_batch_is_recorded_and_is_a_fault(tmp_path: Path, payload: bytes) -> None:
+    file = tmp_path / "events.jsonl"
+    after = encode_batch(KVEventBatch(0.0, [removed(0, 1)]))
+    file.write_bytes(record_line(0, payload) + record_line(1, after))
+    one, two = read_recording(file)
+    assert (one.payload, two.payload) == (payload, after)
+    assert isinstance(one.batch, BatchError)
+    check = StreamCheck()
+    assert [fault.rule for fault in check.feed(one.seq, one.batch, one.payload)] == ["batch"]
+    assert check.feed(two.seq, two.batch, two.payload) == []  # it may have been announced in what is lost
+
+
+@pytest.mark.parametrize("ts", [float("nan"), float("inf")])
+def test_a_time_that_json_cannot_say(tmp_path: Path, ts: float) -> None:
+    payload = encode_batch(KVEventBatch(ts, [stored(0, 1)]))
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(record_line(3, payload))
+    (one,) = read_recording(file)
+    assert (one.seq, one.payload) == (3, payload)
+
+
+def test_a_removal_of_what_is_not_there_does_not_look_at_every_key() -> None:
+    class Watched(Counter[Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError("looked at every key")
+
+        items = keys = values = __pos__ = __iter__  # type: ignore[assignment]
+
+    check = StreamCheck()
+    check.keys = Watched()
+    batch = KVEventBatch(0.0, [stored(0, 4), removed(5, 8), removed(0, 1, group_idx=3)])
+    assert [fault.rule for fault in check.feed(0, batch)] == ["removed"] * 4

@@ -209,3 +209,23 @@ def test_empty_questions_and_empty_fleets() -> None:
     mirror.replayed([], status())
     assert fleet.overlap(DIGESTS)["w"].tokens == {"GPU": 0}
     assert fleet.overlap([])["w"].tokens == {"GPU": 0}
+
+
+@pytest.mark.parametrize("too_wide", [1 << 64, -(1 << 63) - 1])
+def test_an_integer_of_more_than_64_bits_is_refused(too_wide: int) -> None:
+    fleet = Fleet()
+    fed(fleet, "one", stores(1))
+    with pytest.raises(HashFormError, match="64 bits"):
+        fleet.overlap([1, too_wide])
+    assert fleet.overlap([1])["one"].tokens == {"GPU": 1}
+
+
+def test_a_worker_that_announces_no_block_size_disturbs_nobody() -> None:
+    fleet = Fleet()
+    fed(fleet, "good", stores(DIGESTS[0]))
+    wrong = stores(DIGESTS[0]).replace(b"block_size\x01", b"block_size\x00")
+    bad = fed(fleet, "bad", wrong)
+    assert bad.status != "live"
+    overlap = fleet.overlap(DIGESTS[:1])
+    assert overlap["good"].tokens == {"GPU": 1}
+    assert overlap["bad"].tokens is None

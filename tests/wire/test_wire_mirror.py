@@ -8,6 +8,7 @@ import pytest
 
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored
 from blockpool.wire import KVEventBatch, Mirror, PublisherStatus, ReplayWanted, SnapshotWanted, encode_batch
+from blockpool.wire.protocol import decode_status
 
 A, B, C = (letter * 32 for letter in (b"a", b"b", b"c"))
 
@@ -94,7 +95,7 @@ def test_what_no_replay_has_is_asked_for_as_a_snapshot() -> None:
 def test_what_a_snapshot_contains_may_arrive_late() -> None:
     mirror = live(stores(A))
     mirror.receive(3, stores(C))
-    mirror.replayed([(2, stores(B))], status())
+    mirror.replayed([(2, stores(B))], status(next_seq=4))
     mirror.snapshot(3, [stores(A, B, C, ts=10.0)], status(next_seq=4))
     mirror.receive(2, stores(B, ts=2.0))
     assert (mirror.status, mirror.counts.restarts, mirror.counts.repeated) == ("live", 0, 0)
@@ -105,7 +106,7 @@ def test_what_a_snapshot_contains_may_arrive_late() -> None:
 def test_without_snapshots_it_is_stale_and_goes_on() -> None:
     mirror = live(stores(A))
     mirror.receive(2, stores(C))
-    mirror.replayed([(2, stores(C))], status(snapshots=False))
+    mirror.replayed([(2, stores(C))], status(next_seq=3, snapshots=False))
     assert (mirror.status, mirror.wanted) == ("stale", None)
     assert [one in mirror for one in (A, B, C)] == [True, False, True]
     mirror.receive(3, clears("GPU"))  # of one tier: the others may have anything
@@ -119,7 +120,7 @@ def test_without_snapshots_it_is_stale_and_goes_on() -> None:
 def test_a_stale_mirror_is_healed_when_snapshots_are_to_be_had_again() -> None:
     mirror = live(stores(A))
     mirror.receive(2, stores(C))
-    mirror.replayed([(2, stores(C))], status())
+    mirror.replayed([(2, stores(C))], status(next_seq=3))
     mirror.snapshot(-1, [], None)
     assert mirror.status == "stale"
     mirror.heard(status(next_seq=3))
@@ -303,3 +304,111 @@ def test_answers_nobody_waits_for_change_nothing() -> None:
     mirror.replayed([(0, stores(C))], status("two"))
     mirror.snapshot(9, [stores(C)], status())
     assert (mirror.status, mirror.sequence, C in mirror) == ("live", 0, False)
+
+
+def test_a_restart_under_the_same_id_is_seen_by_a_heartbeat_with_fewer_batches() -> None:
+    mirror = live(stores(A), stores(B), stores(C))
+    mirror.heard(status(next_seq=3))
+    mirror.receive(3, removes(A))
+    mirror.heard(status(next_seq=3))  # asked before the last batch came
+    assert mirror.status == "live"
+    mirror.heard(status(next_seq=1))
+    assert (mirror.status, mirror.counts.restarts, mirror.num_blocks) == ("catching_up", 1, 0)
+    assert mirror.wants_reconnect
+    mirror.connected()
+    mirror.replayed([(0, stores(C))], status(next_seq=1))
+    assert (mirror.status, mirror.sequence, A in mirror, C in mirror) == ("live", 0, False, True)
+
+
+def test_a_restart_under_the_same_id_is_seen_by_a_replay_with_fewer_batches() -> None:
+    mirror = live(stores(A), stores(B))
+    mirror.disconnected()
+    mirror.connected()
+    mirror.replayed([], status(next_seq=1))
+    assert (mirror.counts.restarts, mirror.num_blocks, mirror.wants_reconnect) == (1, 0, True)
+
+
+def test_a_restart_may_change_the_convention() -> None:
+    mirror = Mirror()
+    mirror.connected()
+    mirror.replayed([(0, stores(A)), (1, stores(A))], status(next_seq=2, convention="first_last"))
+    assert mirror.convention == "first_last"
+    mirror.heard(status("two", 1))
+    assert mirror.convention == "detect"
+    mirror.connected()
+    mirror.replayed([(0, stores(A))], status("two", 1))
+    assert mirror.convention == "detect"  # what was repeated before does not count
+    mirror.heard(status("three", 1))
+    mirror.connected()
+    mirror.replayed([(0, stores(A)), (1, stores(A))], status("three", 2, convention="per_copy"))
+    assert (mirror.convention, mirror.copies(A)) == ("per_copy", 2)
+
+
+def test_a_restart_forgets_what_was_said_of_the_groups() -> None:
+    mirror = live(stores(A))
+    assert mirror.holdings.has_byte_hashes
+    assert mirror.holdings.facts == {0: [(1, None, None)]}
+    mirror.heard(status("two", 1))
+    assert mirror.holdings.facts == {0: []}
+    assert not mirror.holdings.has_byte_hashes
+    mirror.connected()
+    mirror.replayed([(0, stores(1))], status("two", 1))
+    assert mirror.holdings.facts == {0: [(1, None, None)]}  # said again
+    assert (mirror.holdings.has_byte_hashes, mirror.holdings.has_int_hashes) == (False, True)
+
+
+def too_deep() -> bytes:
+    """A batch whose event has a field that nobody knows, nested without end."""
+    names = b"".join(bytes([0xA0 + len(name)]) + name for name in (b"type",))
+    head = b"\x92\xcb" + bytes(8) + b"\x91\x82" + names + bytes([0xA0 + 16]) + b"AllBlocksCleared" + b"\xa1z"
+    return head + b"\x91" * 100_000
+
+
+@pytest.mark.parametrize("wrong", ["nested", "block_size"])
+def test_what_cannot_be_read_is_named_and_not_raised(wrong: str) -> None:
+    if wrong == "nested":
+        payload = too_deep()
+    else:
+        event = BlockStored(
+            block_hashes=[A],
+            parent_block_hash=None,
+            token_ids=[],
+            block_size=0,
+            lora_id=None,
+            medium="GPU",
+            lora_name=None,
+        )
+        payload = encode_batch(KVEventBatch(0.0, [event]))
+    mirror = live(stores(B))
+    mirror.receive(1, payload)
+    assert (mirror.status, mirror.counts.unreadable, mirror.num_blocks) == ("catching_up", 1, 1)
+    assert "batch 1 cannot be read" in mirror.reason
+    mirror.snapshot(1, [payload], status(next_seq=2))
+    assert mirror.status == "stale"
+    assert "the snapshot cannot be read" in mirror.reason
+    again = Mirror()
+    again.connected()
+    again.replayed([(0, payload)], status(next_seq=1))
+    assert again.counts.unreadable == 1
+
+
+def test_a_status_that_is_nested_too_deeply_is_none() -> None:
+    assert decode_status(b"\x81\xa1q" + b"\x91" * 100_000) is None
+
+
+def test_a_reason_does_not_grow_with_each_heartbeat() -> None:
+    full = Mirror(max_blocks=1)
+    full.connected()
+    full.replayed([(0, stores(A, B))], status(next_seq=1))
+    lost = live(stores(A))
+    lost.receive(2, stores(C))
+    lost.replayed([(2, stores(C))], status(next_seq=3))
+    for mirror in (full, lost):
+        reasons = set()
+        for _ in range(4):
+            mirror.snapshot(-1, [], None)
+            mirror.heard(status(next_seq=3))
+            mirror.gave_up(f"not caught up ({mirror.reason})")
+            reasons.add(mirror.reason)
+            mirror.heard(status(next_seq=3))
+        assert len(reasons) == 1

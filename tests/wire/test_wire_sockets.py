@@ -13,14 +13,24 @@ from blockpool.hashing import BlockHasher
 from blockpool.managers import FullAttentionSpec, KVCacheGroupSpec
 from blockpool.pool import AllBlocksCleared, BlockStored
 from blockpool.wire import (
+    BatchError,
     EndpointError,
     Mirror,
     Publisher,
     PublisherClosedError,
     Subscriber,
+    WireError,
     decode_batch,
 )
-from blockpool.wire.protocol import END, SNAPSHOT, STATUS, decode_status, sequence_bytes, sequence_number
+from blockpool.wire.protocol import (
+    NO_MORE,
+    SNAPSHOT,
+    STATUS,
+    decode_status,
+    sequence_bytes,
+    sequence_number,
+    snapshot_end,
+)
 from tests.wire.sockets import LOOPBACK, Blocks, publisher, subscriber, until, up_to
 
 zmq = pytest.importorskip("zmq")
@@ -36,7 +46,7 @@ def ask(to: Publisher, question: bytes) -> list[list[bytes]]:
         dealer.connect(to.replay_endpoint)
         dealer.send_multipart((b"", question))
         out = [dealer.recv_multipart()]
-        while question != STATUS and tuple(out[-1]) != END:
+        while question != STATUS and out[-1][2:] != [NO_MORE, b""]:
             out.append(dealer.recv_multipart())
         return out
 
@@ -132,7 +142,7 @@ class TestS9:
             one.publish(blocks.pool.take_events())
             until(up_to(reader.mirror, 11), reader)
             *answers, end = ask(one, SNAPSHOT)
-            assert tuple(end) == END
+            assert tuple(end) == snapshot_end(len(answers))
             assert {sequence_number(answer[2]) for answer in answers} == {11}
             seen: set[object] = {None}
             for answer in answers:
@@ -306,8 +316,55 @@ class TestPublisher:
             assert one.last_error is not None
             assert one.last_error.startswith("batch 1: ")
 
+    def test_a_hash_without_an_integer_form_is_a_gap_and_the_thread_goes_on(self) -> None:
+        blocks = Blocks()
+        with publisher(hash_form="int") as one, subscriber(one, heartbeat_s=0.1) as reader:
+            events = blocks.one_more()
+            events[0].block_hashes = [b"short"]  # type: ignore[attr-defined]
+            one.publish(events)
+            one.publish(blocks.one_more())
+            until(lambda: one.counts.batches == 1, reader)
+            assert (one.counts.failed, one.last_error is not None) == (1, True)
+            assert one._thread.is_alive()
+
+    def test_what_is_no_event_is_refused(self) -> None:
+        with publisher() as one:
+            with pytest.raises(BatchError, match="not an event: 'junk'"):
+                one.publish(["junk"])  # type: ignore[list-item]
+            assert one.next_seq == 0
+
 
 class TestSubscriber:
+    def test_a_part_of_a_snapshot_is_not_taken_for_the_whole(self) -> None:
+        blocks = Blocks()
+        with publisher(buffer_steps=1) as one:
+            answers = one._desk.answers
+            asked = []
+
+            def first_in_part(question: bytes) -> Any:
+                frames = list(answers(question))
+                if question == SNAPSHOT:
+                    asked.append(len(frames))
+                    if len(asked) == 1:
+                        frames[0:0] = frames[:-1]  # as many as there are not
+                return frames
+
+            one._desk.answers = first_in_part  # type: ignore[method-assign, assignment]
+            for _ in range(3):
+                one.publish(blocks.one_more())
+            until(lambda: one.counts.batches == 3)
+            with subscriber(one) as reader:
+                until(up_to(reader.mirror, 2), reader)
+                assert (len(asked), reader.mirror.counts.snapshots) == (2, 1)
+                assert blocks.holds(reader.mirror)
+
+    def test_polling_after_closing_is_refused(self) -> None:
+        with publisher() as one:
+            reader = subscriber(one)
+            reader.close()
+            with pytest.raises(WireError, match="closed"):
+                reader.poll()
+
     def test_a_heartbeat_that_is_not_answered_ends_being_live(self) -> None:
         now = 0.0
         with publisher() as one, subscriber(one, clock=lambda: now) as reader:

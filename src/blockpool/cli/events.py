@@ -1,5 +1,6 @@
 """`blockpool events`."""
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ from .exits import fail, input_errors, unless_interrupted
 
 if TYPE_CHECKING:
     from blockpool.pool import KVCacheEvent
-    from blockpool.wire import KVEventBatch
+    from blockpool.wire import BatchError, KVEventBatch
     from blockpool.wire.check import StreamCheck, StreamFault
 
 FAULTS_FOUND = 1
@@ -106,9 +107,14 @@ def play(
     Example: blockpool events play events.jsonl 'tcp://*:5557' --replay 'tcp://*:5558' --speed 10
     """
     from blockpool.wire import WireError
-    from blockpool.wire.player import Player
+    from blockpool.wire.player import LONGEST_PAUSE_S, Player
     from blockpool.wire.recording import read_recording
 
+    _check_topic(topic)
+    if not math.isfinite(speed):
+        fail(f"--speed: {speed} is no speed")
+    if not linger <= LONGEST_PAUSE_S:
+        fail(f"--linger: expected at most {LONGEST_PAUSE_S:.0f} seconds, not {linger}")
     with unless_interrupted(), input_errors(WireError):
         if endpoint is None:
             for one in read_recording(file):
@@ -183,13 +189,16 @@ def diff(
 
     from blockpool.inspect import DumpFileError, load_dumps
     from blockpool.pool import DumpError
+    from blockpool.wire import BatchError
     from blockpool.wire.check import StreamCheck
     from blockpool.wire.diff import compare_with_dumps
 
     with input_errors(ValueError):
         followed = StreamCheck(convention)
-    for batch in _batches(file, None, "", None):
-        followed.feed(*batch)
+    for seq, batch, payload, place in _batches(file, None, "", None):
+        if isinstance(batch, BatchError):
+            fail(f"{place}: {batch}")
+        followed.feed(seq, batch, payload, place)
     with unless_interrupted(), input_errors(DumpFileError, DumpError):
         found = compare_with_dumps(followed.keys, load_dumps(dump), followed.convention == "per_copy")
     if as_json:
@@ -216,6 +225,7 @@ def _follow(endpoint: str, replay: str | None, topic: str, count: int | None) ->
     """The batches of a live stream in their order, and on stderr what is known of it."""
     from blockpool.wire import Mirror, Subscriber, WireError
 
+    _check_topic(topic)
     ready: list[tuple[int, bytes]] = []
     mirror = Mirror(on_applied=lambda seq, payload: ready.append((seq, payload)))
     status, given = "", 0
@@ -231,17 +241,24 @@ def _follow(endpoint: str, replay: str | None, topic: str, count: int | None) ->
                 typer.echo(f"{status} {mirror.reason}".strip(), err=True)
 
 
+def _check_topic(topic: str) -> None:
+    try:
+        topic.encode()
+    except UnicodeEncodeError:
+        fail(f"--topic: {topic!r} is not UTF-8")
+
+
 def _batches(
     source: str, replay: str | None, topic: str, count: int | None
-) -> Iterator[tuple[int, "KVEventBatch", bytes, str]]:
+) -> Iterator[tuple[int, "KVEventBatch | BatchError", bytes, str]]:
     """The batches of a file or an endpoint, as `StreamCheck.feed` takes them."""
-    from blockpool.wire import WireError, decode_batch
-    from blockpool.wire.recording import read_recording
+    from blockpool.wire import WireError
+    from blockpool.wire.recording import read_batch, read_recording
 
     if "://" in source:
         try:
             for seq, payload in _follow(source, replay, topic, count):
-                yield seq, decode_batch(payload), payload, ""
+                yield seq, read_batch(payload), payload, ""
         except typer.Exit as end:
             if end.exit_code != 130:  # who interrupts a live check wants to see what it found
                 raise
@@ -257,13 +274,16 @@ def _batches(
 
 
 def _print_batch(seq: int, payload: bytes, as_json: bool) -> None:
-    from blockpool.wire import decode_batch
-    from blockpool.wire.recording import record_line
+    from blockpool.wire import BatchError
+    from blockpool.wire.recording import read_batch, record_line
 
     if as_json:
         typer.echo(record_line(seq, payload).decode().rstrip())
         return
-    batch = decode_batch(payload)
+    batch = read_batch(payload)
+    if isinstance(batch, BatchError):
+        typer.echo(f"{seq:>8} cannot be decoded: {batch}")
+        return
     rank = "" if batch.data_parallel_rank is None else f" rank {batch.data_parallel_rank}"
     for event in batch.events:
         typer.echo(f"{seq:>8}{rank} {_line(event)}")

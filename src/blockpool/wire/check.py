@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from blockpool.wire.codec import KVEventBatch
+from blockpool.wire.errors import BatchError
 
 BlockHash = bytes | int
 Key = tuple[int, str, BlockHash]  # group, tier, hash
 
 #: Every rule by its name, and why it is one.
 RULES = {
+    "batch": "every payload is a batch of events; what one that is not has said is lost to every reader",
     "sequence": "batches are numbered without gaps; a missing one leaves every reader wrong about its blocks",
     "duplicate": "a batch is sent once; who counts copies counts a second one as more of them",
     "restart": "numbers begin anew only with a new publisher, whose index begins empty",
@@ -34,6 +37,8 @@ RULES = {
     "capacity": "there are no more keys than blocks: a block that is used anew loses its old key first",
 }
 TIERS = ("GPU", "CPU", "STORAGE")
+#: Groups that are looked into for a key that is not where it is removed.
+SEARCHED_GROUPS = 64
 WHOLE_KINDS = (None, "full_attention", "mla_attention", "sink_full_attention")
 
 
@@ -75,11 +80,17 @@ class StreamCheck:
         self._last: bytes | None = None
         self._faults: list[StreamFault] = []
 
-    def feed(self, seq: int, batch: KVEventBatch, payload: bytes | None = None, place: str = "") -> list[StreamFault]:
-        """The faults of the next batch, in the order of its events."""
+    def feed(
+        self, seq: int, batch: KVEventBatch | BatchError, payload: bytes | None = None, place: str = ""
+    ) -> list[StreamFault]:
+        """The faults of the next batch, in the order of its events. An error is a payload that is no batch."""
         self._faults = []
         if self._is_next(seq, payload, place):
             self.num_batches += 1
+            if isinstance(batch, BatchError):
+                self._begins_late = True
+                self._faults.append(StreamFault("batch", seq, None, f"{batch}", place))
+                return self._faults
             self.ranks.add(batch.data_parallel_rank)
             for at, event in enumerate(batch.events):
                 self.num_events += 1
@@ -149,7 +160,9 @@ class StreamCheck:
 
     def _shape(self, event: BlockStored, group: int) -> Iterator[tuple[str, str]]:
         hashes = len(event.block_hashes)
-        if len(event.token_ids) != hashes * event.block_size:
+        if event.block_size < 1:
+            yield "tokens", f"blocks of {event.block_size} tokens"
+        elif len(event.token_ids) != hashes * event.block_size:
             yield "tokens", f"{len(event.token_ids)} tokens for {hashes} blocks of {event.block_size}"
         for field, entries in (
             ("extra_keys", event.extra_keys),
@@ -161,6 +174,8 @@ class StreamCheck:
         known = self._groups.setdefault(group, said)
         if said != known:
             yield "group", f"group {group} is {_kind(said)}, and was {_kind(known)}"
+        if event.block_size < 1:
+            return
         size = self._sizes.setdefault(group, event.block_size)
         if max(size, event.block_size) % min(size, event.block_size):
             yield "group", f"group {group} has blocks of {event.block_size} tokens, and had {size}"
@@ -193,7 +208,8 @@ class StreamCheck:
                 self.keys[key] -= 1
                 self._counts[tier] -= 1
             elif not self._begins_late:
-                where = sorted({f"group {g}, {t}" for g, t, h in +self.keys if h == one})
+                groups = islice(self._groups, SEARCHED_GROUPS)
+                where = [f"group {g}, {t}" for g in sorted(groups) for t in TIERS if self.keys[g, t, one]]
                 there = f"; it is in {' and '.join(where)}" if where else ""
                 yield "removed", f"{_short(one)} is not in group {group}, {tier}{there}"
             if not self.keys[key]:

@@ -13,6 +13,7 @@ import msgspec
 from blockpool.hashing import digest_to_int
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from blockpool.wire.errors import BatchError
+from blockpool.wire.lean import UNREADABLE
 
 HashForm = Literal["bytes", "int"]
 
@@ -70,11 +71,11 @@ def decode_batch(payload: bytes) -> KVEventBatch:
     """A payload's batch, whichever way its events are written. Raises BatchError."""
     try:
         return _maps.decode(payload)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         first = error
     try:
         batch = _arrays.decode(payload)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         raise BatchError(f"not a batch of events: {first}") from None
     return KVEventBatch(batch.ts, [_as_map(event) for event in batch.events], batch.data_parallel_rank)
 

@@ -17,6 +17,7 @@ from blockpool.wire.protocol import (
     PublisherStatus,
     encode_status,
     sequence_bytes,
+    snapshot_end,
 )
 
 #: Blocks per batch of a snapshot.
@@ -76,14 +77,15 @@ class Desk:
         if item is None:
             return False
         if isinstance(item, Overflow):
-            self._settle(item.last_seq, self._in_form(list(item.settle())))
+            self._settle_dropped(item)
         else:
             self._send(item, send)
         return True
 
     def _send(self, item: Waiting, send: Callable[[Frames], object]) -> None:
-        events = self._in_form(item.events)
+        events: list[KVCacheEvent] | None = None
         try:
+            events = self._in_form(item.events)
             payload = encode_batch(KVEventBatch(item.ts, events, self.data_parallel_rank))
             send((self.topic, sequence_bytes(item.seq), payload))
         except Exception as error:  # its number is spent: readers see a gap, and a snapshot heals it
@@ -99,8 +101,19 @@ class Desk:
     def _in_form(self, events: list[KVCacheEvent]) -> list[KVCacheEvent]:
         return events if self.hash_form == "bytes" else [with_int_hashes(event) for event in events]
 
-    def _settle(self, seq: int, events: list[KVCacheEvent]) -> None:
-        if self.ledger is not None:
+    def _settle_dropped(self, item: Overflow) -> None:
+        events: list[KVCacheEvent] | None = None
+        try:
+            events = self._in_form(list(item.settle()))
+        except Exception as error:
+            self.last_error = f"batch {item.last_seq}: {error}"
+        self._settle(item.last_seq, events)
+
+    def _settle(self, seq: int, events: list[KVCacheEvent] | None) -> None:
+        """`events`: None when they could not be brought into the form that is sent."""
+        if events is None:
+            self.ledger = None
+        elif self.ledger is not None:
             try:
                 for event in events:
                     self.ledger.apply(event)
@@ -117,7 +130,13 @@ class Desk:
             yield b"", self.topic, sequence_bytes(self.last_settled + 1), encode_status(self.status())
             return
         if question == SNAPSHOT:
-            yield from self._snapshot()
+            num_messages = 0
+            for frames in self._snapshot():
+                num_messages += 1
+                yield frames
+            if num_messages:
+                yield snapshot_end(num_messages)
+                return
         elif len(question) == 8:
             first = int.from_bytes(question, "big")
             for seq, payload in self.buffer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from blockpool.wire.errors import EndpointError
 
 SCHEMES = ("tcp", "ipc", "inproc")
+LAST_PORT = 65_535
 
 
 def is_bound(endpoint: str) -> bool:
@@ -27,14 +28,21 @@ def endpoint_of_rank(endpoint: str, rank: int) -> str:
         raise EndpointError(f"{endpoint!r} has no place for data-parallel rank {rank}: use tcp:// or inproc://")
     if port in ("*", "0"):
         return endpoint
-    if not port.isdigit() or int(port) + rank > 65_535:
+    if not port.isdecimal() or int(port) + rank > LAST_PORT:
         raise EndpointError(f"{endpoint!r} has no port for data-parallel rank {rank}")
     return f"{host}:{int(port) + rank}"
 
 
 def scheme_of(endpoint: str) -> str:
-    """Raises EndpointError unless it is one that we know."""
+    """Raises EndpointError unless it is one that we know, with a port that there is."""
     scheme, colon, rest = endpoint.partition("://")
     if not colon or not rest or scheme not in SCHEMES:
         raise EndpointError(f"{endpoint!r} is no endpoint: expected one of tcp://, ipc://, inproc://")
+    try:
+        endpoint.encode()
+    except UnicodeEncodeError:
+        raise EndpointError(f"{endpoint!r} is no endpoint: it is not UTF-8") from None
+    port = rest.rpartition(":")[2]
+    if scheme == "tcp" and port.isdecimal() and (len(port.lstrip("0")) > 5 or int(port) > LAST_PORT):
+        raise EndpointError(f"{endpoint!r} is no endpoint: ports end at {LAST_PORT}")
     return scheme

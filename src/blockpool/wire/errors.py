@@ -18,7 +18,7 @@ class PublisherClosedError(WireError, RuntimeError):
 
 
 class BatchError(WireError, ValueError):
-    """Bytes that are no batch of events."""
+    """Bytes that are no batch of events, or a batch with something that is no event."""
 
 
 class RecordingError(WireError, ValueError):
@@ -34,4 +34,4 @@ class GroupRuleError(WireError, ValueError):
 
 
 class HashFormError(WireError, ValueError):
-    """Integer hashes asked of workers that announce whole digests."""
+    """Integer hashes asked of workers that announce whole digests, or of more than 64 bits."""

@@ -97,7 +97,7 @@ class Fleet:
 
         By each group's own rule: a window needs its last blocks only, a state its last one; what counts is what all
         groups can resume from. Raises GroupRuleError for a group whose rule is not known, HashFormError for integer
-        hashes when a worker announces digests.
+        hashes when a worker announces digests, and for integers that have more than 64 bits.
         """
         hashes = list(block_hashes)
         with self.catalogue.lock:
@@ -137,6 +137,9 @@ class Fleet:
 
     def _keys_of(self, hashes: list[BlockHash]) -> list[object]:
         """What to look for: the digests themselves, and their 64-bit form where workers announce that."""
+        for one in hashes:
+            if not isinstance(one, bytes) and not -(1 << 63) <= one < 1 << 64:
+                raise HashFormError(f"an integer hash has 64 bits, {one} has more")
         held = [mirror.holdings for mirror in self._mirrors.values()]
         some_int = any(one.has_int_hashes for one in held)
         if not isinstance(hashes[0], bytes):

@@ -131,9 +131,22 @@ class Holdings:
 
     def clear(self, medium: str | None) -> None:
         """Nothing is left in a tier, or anywhere."""
+        if medium is None:
+            self.has_int_hashes = False
+            self.has_byte_hashes = False
         for key, place in self.places.items():
             if medium is None or key[1] == medium:
                 place.clear()
+
+    def forget(self) -> None:
+        """Nothing is left, and what was said of the groups is not believed either: the worker begins anew."""
+        self.clear(None)
+        for told in self.facts.values():
+            told.clear()
+        for place in self.places.values():
+            place.block_size = 0
+            place.kind = None
+            place.window = None
 
     def leave(self) -> None:
         """The worker's bit is free for another one."""

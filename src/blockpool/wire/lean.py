@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Final
+
 import msgspec
 
 from blockpool.wire.errors import BatchError
 
+BlockSize = Annotated[int, msgspec.Meta(ge=1)]
+#: What decoding raises for bytes that are no batch: RecursionError for what is nested too deeply.
+UNREADABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
 
 class Stored(msgspec.Struct, tag="BlockStored", gc=False):
     block_hashes: list[bytes | int]
-    block_size: int
+    block_size: BlockSize
     medium: str | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
@@ -35,7 +41,7 @@ class _ArrayStored(msgspec.Struct, array_like=True, tag="BlockStored", gc=False)
     block_hashes: list[bytes | int]
     parent_block_hash: msgspec.Raw
     token_ids: msgspec.Raw
-    block_size: int
+    block_size: BlockSize
     lora_id: msgspec.Raw = msgspec.Raw()
     medium: str | None = None
     lora_name: msgspec.Raw = msgspec.Raw()
@@ -68,11 +74,11 @@ def read_lean(payload: bytes) -> Batch:
     """A payload's events, whichever way they are written. Raises BatchError."""
     try:
         return _maps.decode(payload)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         first = error
     try:
         batch = _arrays.decode(payload)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         raise BatchError(f"not a batch of events: {first}") from None
     return Batch(batch.ts, [_as_map(event) for event in batch.events])
 

@@ -88,6 +88,7 @@ class Mirror:
             raise ValueError(f'convention must be "detect", "first_last" or "per_copy", not {convention!r}')
         self.name = name
         self.convention: str = convention
+        self._stated_convention: str = convention  # `convention` is what has been found out since
         self.can_replay = can_replay
         self.max_blocks = max_blocks
         self.max_pending = max_pending
@@ -97,6 +98,7 @@ class Mirror:
         self.lock = self.catalogue.lock
         self.status = MirrorStatus.NEVER_FED
         self.reason = "nothing has been heard yet"
+        self._cause = self.reason  # without what became of it
         self.publisher: str | None = None
         self.sequence = -1
         self.last_ts: float | None = None
@@ -108,6 +110,7 @@ class Mirror:
         self._pending: dict[int, bytes] = {}
         self._marks = array("q", bytes(8 * REMEMBERED))
         self._first_mark = 0  # the oldest number whose mark is kept
+        self._known = -1  # `sequence` at the last heartbeat: the next one is asked later
         self._behind = -1  # the newest number that a heartbeat has told of
         self._newest = -1  # the newest that was received
         self._no_snapshots = False
@@ -172,7 +175,7 @@ class Mirror:
         with self.lock:
             if self.status is MirrorStatus.CATCHING_UP or self._pending:
                 self._wanted = None
-                self._go_on_stale(reason)
+                self._go_on_stale(reason, self._cause)
 
     def look_again(self) -> None:
         """Ask for what may have come since: the heartbeat of publishers that have no status."""
@@ -260,7 +263,7 @@ class Mirror:
         if self._exact or (seq != 0 and not _empties_all(payload)):
             return False
         if seq == 0:
-            self.holdings.clear(None)
+            self.holdings.forget()
         self._begin(seq - 1)
         return True
 
@@ -323,10 +326,11 @@ class Mirror:
     def _apply(self, batch: Batch) -> bool:
         """False when it was too much, and all is gone."""
         held = self.holdings
+        num_repeated = held.num_repeated
         self.last_ts = batch.ts
         self._counts["batches"] += 1
         self._counts["blocks"] += held.apply(batch.events, self.convention != "first_last")
-        if held.num_repeated and self.convention == "detect":
+        if held.num_repeated > num_repeated and self.convention == "detect":
             self.convention = "per_copy"
         if self.max_blocks is None or held.num_all_copies <= self.max_blocks:
             return True
@@ -352,13 +356,13 @@ class Mirror:
             self._wanted = SnapshotWanted()
         else:
             gives = "the publisher gives no snapshots" if self.can_replay else "nobody can be asked for a snapshot"
-            self._go_on_stale(f"{reason}, and {gives}")
+            self._go_on_stale(f"{reason}, and {gives}", reason)
 
-    def _go_on_stale(self, reason: str) -> None:
+    def _go_on_stale(self, reason: str, cause: str | None = None) -> None:
         """What waits is taken in as well as it can be."""
         self._exact = False
         self._wanted = None
-        self._set(MirrorStatus.STALE, reason)
+        self._set(MirrorStatus.STALE, reason, cause)
         waiting, self._pending = sorted(self._pending.items()), {}
         for seq, payload in waiting:
             self._receive(seq, payload)
@@ -368,6 +372,10 @@ class Mirror:
         self._wanted = ReplayWanted(max(0, self.sequence) if self._exact else 0)
 
     def _replayed(self, batches: list[tuple[int, bytes]], status: PublisherStatus | None) -> None:
+        if self._has_begun_anew(status, self.sequence):
+            self._restarted("it has fewer batches than before")
+            self._reconnect()
+            return
         if not self._exact and self._is_whole(batches, status):
             self._forget()
         if self._is_another(batches, status):
@@ -429,7 +437,11 @@ class Mirror:
             return
         if not batches or status is None:
             self._no_snapshots = True
-            self._lose(self.reason)
+            self._lose(self._cause)
+            return
+        if seq < self.sequence:
+            self._restarted("its snapshot is older than what is known")
+            self._reconnect()
             return
         self._counts["snapshots"] += 1
         self.holdings.clear(None)
@@ -455,14 +467,19 @@ class Mirror:
             if self.status is MirrorStatus.LIVE:
                 self._miss("whether the publisher is the one of before has been asked")
             return
+        if self._has_begun_anew(status, self._known):
+            self._restarted("it has fewer batches than before")
+            self._reconnect()
+            return
+        self._known = self.sequence
         self._adopt(status)
         told, self._behind = self._behind, status.next_seq - 1
         if self.status is MirrorStatus.LIVE and self.sequence < told:
             # what the heartbeat before told of should have come by now
             self._counts["gaps"] += 1
             self._miss(f"batches {self.sequence + 1} to {told} have not come")
-        elif self.status is MirrorStatus.STALE and status.snapshots:
-            self._lose(self.reason)
+        elif self.status is MirrorStatus.STALE and status.snapshots and not self._has_overflowed:
+            self._lose(self._cause)
 
     def _adopt(self, status: PublisherStatus | None) -> None:
         if status is None:
@@ -472,6 +489,10 @@ class Mirror:
         self._no_snapshots = not status.snapshots
         if self.convention == "detect" and status.convention in ("first_last", "per_copy"):
             self.convention = status.convention
+
+    def _has_begun_anew(self, status: PublisherStatus | None, known: int) -> bool:
+        """Whether a publisher of the same id has not sent what was `known` before its status was asked."""
+        return status is not None and known >= 0 and status.publisher == self.publisher and status.next_seq <= known
 
     def _is_whole(self, batches: list[tuple[int, bytes]], status: PublisherStatus | None) -> bool:
         """Whether the answer to "from 0 on" is everything that was ever published."""
@@ -509,6 +530,8 @@ class Mirror:
         self._forget()
         self._pending.clear()
         self.publisher = None
+        self.convention = self._stated_convention
+        self._known = -1
         self._no_snapshots = False
         self._behind = -1
         self._newest = -1
@@ -528,7 +551,7 @@ class Mirror:
         self.wants_reconnect = True
 
     def _forget(self) -> None:
-        self.holdings.clear(None)
+        self.holdings.forget()
         self._begin(-1)
 
     def _remember(self, seq: int, payload: bytes) -> None:
@@ -541,9 +564,10 @@ class Mirror:
     def _mark_of(self, seq: int) -> int:
         return self._marks[seq % REMEMBERED]
 
-    def _set(self, status: MirrorStatus, reason: str) -> None:
+    def _set(self, status: MirrorStatus, reason: str, cause: str | None = None) -> None:
         self.status = status
         self.reason = reason
+        self._cause = reason if cause is None else cause
 
 
 def _empties_all(payload: bytes) -> bool:

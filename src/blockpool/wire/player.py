@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from blockpool.wire.endpoints import is_bound
-from blockpool.wire.errors import EndpointError
+from blockpool.wire.codec import KVEventBatch
+from blockpool.wire.endpoints import is_bound, scheme_of
+from blockpool.wire.errors import EndpointError, RecordingError
 from blockpool.wire.extra import import_zmq
 from blockpool.wire.protocol import END, sequence_bytes
 from blockpool.wire.recording import Recorded
+
+#: Longer pauses are a mistake in the recording.
+LONGEST_PAUSE_S = 366 * 86_400.0
+#: One look at the replay socket, whose timeout is a 32-bit number of milliseconds.
+LONGEST_LOOK_S = 3600.0
 
 
 class Player:
@@ -21,6 +28,9 @@ class Player:
 
     def __init__(self, endpoint: str, replay_endpoint: str | None = None, topic: str = "") -> None:
         self._zmq = import_zmq("Player")
+        for one in (endpoint, replay_endpoint):
+            if one is not None:
+                scheme_of(one)
         self._topic = topic.encode()
         self._sent: list[tuple[int, bytes]] = []
         self._context = self._zmq.Context()
@@ -42,15 +52,21 @@ class Player:
     def play(
         self, batches: Iterable[Recorded], speed: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> int:
-        """Send them all, `speed` times as fast as they were recorded, 0 for at once. How many."""
+        """Send them all, `speed` times as fast as they were recorded, 0 for at once. How many.
+
+        Raises RecordingError for a pause of more than a year.
+        """
         first: float | None = None
-        start = clock()
+        start = due = clock()
         count = 0
         for one in batches:
-            if first is None:
-                first = one.batch.ts
-            due = start + (one.batch.ts - first) / speed if speed > 0 else start
-            self.serve(max(0.0, due - clock()))
+            if speed > 0 and isinstance(one.batch, KVEventBatch) and math.isfinite(one.batch.ts):
+                first = one.batch.ts if first is None else first
+                due = start + (one.batch.ts - first) / speed
+            pause = max(0.0, due - clock())
+            if pause > LONGEST_PAUSE_S:
+                raise RecordingError(f"{one.place}: ts: {pause:.3g} s to wait; speed 0 does not wait")
+            self.serve(pause)
             self._pub.send_multipart((self._topic, sequence_bytes(one.seq), one.payload))
             self._sent.append((one.seq, one.payload))
             count += 1
@@ -64,7 +80,7 @@ class Player:
             if self._router is None:
                 time.sleep(left)
                 return
-            if self._router.poll(int(1000 * left)):
+            if self._router.poll(int(1000 * min(left, LONGEST_LOOK_S))):
                 self._answer()
             elif left == 0.0:
                 return

@@ -2,7 +2,8 @@
 
 Asked: `(empty, question)`, where the question is a first sequence number (8 bytes, big endian) or one of the texts
 below. Answered: `(empty, topic, number, payload)` as often as there is something to say, then END; to `status` one
-message and no end. vLLM's socket takes the texts for numbers beyond all numbers, and answers END at once.
+message and no end. The end of a snapshot says in its topic how many messages there were, so that a part of one is
+never taken for the whole. vLLM's socket takes the texts for numbers beyond all numbers, and answers END at once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ SNAPSHOT: Final = b"snapshot"
 STATUS: Final = b"status"
 NO_MORE: Final = b"\xff" * 8
 END: Final = (b"", b"", NO_MORE, b"")
+
+
+def snapshot_end(num_messages: int) -> tuple[bytes, bytes, bytes, bytes]:
+    """END behind a snapshot of so many messages."""
+    return b"", sequence_bytes(num_messages), NO_MORE, b""
 
 
 def sequence_bytes(number: int) -> bytes:
@@ -55,5 +61,5 @@ def decode_status(payload: bytes) -> PublisherStatus | None:
     """None for bytes that are no status."""
     try:
         return _decoder.decode(payload)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None

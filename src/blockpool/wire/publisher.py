@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from blockpool.pool import KVCacheEvent
+from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from blockpool.wire.codec import HashForm
 from blockpool.wire.desk import Desk, Frames
 from blockpool.wire.endpoints import endpoint_of_rank, is_bound
-from blockpool.wire.errors import EndpointError, PublisherClosedError
+from blockpool.wire.errors import BatchError, EndpointError, PublisherClosedError
 from blockpool.wire.extra import import_zmq
 
 #: How many batches are sent before the replay socket is looked at.
@@ -97,9 +97,9 @@ class Publisher:
         try:
             self._pub, self.endpoint = self._open("PUB", endpoint_of_rank(endpoint, rank), hwm)
             if replay_endpoint is not None:
-                # Room for a whole answer to a reader who is slow.
+                # Without a limit: beyond it a ROUTER drops messages silently, and an answer is as long as it is.
                 own = endpoint_of_rank(replay_endpoint, rank)
-                self._router, self.replay_endpoint = self._open("ROUTER", own, 2 * (buffer_steps + 1))
+                self._router, self.replay_endpoint = self._open("ROUTER", own, 0)
         except BaseException:
             self._close_sockets(0)
             raise
@@ -115,12 +115,15 @@ class Publisher:
         """Hand over the events of a step, and do not change them any more. Their sequence number; None for none.
 
         Never waits: when the queue is full the batch is dropped and counted, and readers see the gap.
-        Raises PublisherClosedError after `close()`.
+        Raises PublisherClosedError after `close()`, BatchError for what is no event.
         """
         if self._closing:
             raise PublisherClosedError("this publisher is closed")
         if not events:
             return None
+        for event in events:
+            if not isinstance(event, BlockStored | BlockRemoved | AllBlocksCleared):
+                raise BatchError(f"not an event: {event!r}")
         seq = self._desk.put(events if isinstance(events, list) else list(events))
         if self._idle:
             self._ring()

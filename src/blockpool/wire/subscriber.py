@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from blockpool.wire.endpoints import scheme_of
-from blockpool.wire.errors import EndpointError
+from blockpool.wire.errors import EndpointError, WireError
 from blockpool.wire.extra import import_zmq
 from blockpool.wire.mirror import Mirror, MirrorStatus, ReplayWanted, SnapshotWanted, Wanted
 from blockpool.wire.protocol import SNAPSHOT, STATUS, PublisherStatus, decode_status, sequence_bytes, sequence_number
@@ -24,6 +24,7 @@ class _Question:
         self.heard_at = asked_at
         self.answers: list[tuple[int, bytes]] = []
         self.is_status_next = wanted is None
+        self.num_messages = -1  # of a snapshot, as its end says
 
 
 class Subscriber:
@@ -82,7 +83,12 @@ class Subscriber:
     # -- one turn ----------------------------------------------------------------------------------------
 
     def poll(self, timeout_s: float = 0.0) -> int:
-        """Take in what is there, or comes within `timeout_s`; how many batches of the subscription it was."""
+        """Take in what is there, or comes within `timeout_s`; how many batches of the subscription it was.
+
+        Raises WireError after `close()`.
+        """
+        if self._context is None:
+            raise WireError("this subscriber is closed")
         self._wait(timeout_s)
         self._watch_connection()
         received = self._read_subscription()
@@ -249,6 +255,7 @@ class Subscriber:
                 self._give(question, status)
             elif payload == b"":
                 question.is_status_next = True
+                question.num_messages = _count_in(frames)
             else:
                 question.answers.append((sequence_number(frames[-2]), payload))
 
@@ -257,6 +264,8 @@ class Subscriber:
         if isinstance(question.wanted, ReplayWanted):
             self.mirror.replayed(answers, status)
         elif isinstance(question.wanted, SnapshotWanted):
+            if answers and len(answers) != question.num_messages:
+                return  # only a part has come: the mirror still wants it, and it is asked again
             self.mirror.snapshot(answers[-1][0] if answers else -1, [payload for _, payload in answers], status)
         if status is not None:
             self.mirror.heard(status)
@@ -272,6 +281,11 @@ class Subscriber:
         if question is not None and now - question.heard_at > self.reply_timeout_s:
             self.mirror.unanswered(f"the publisher has not answered for {self.reply_timeout_s:g} s")
             self._open_dealer()
+
+
+def _count_in(end: list[bytes]) -> int:
+    """How many messages there were, as the end of a snapshot says; -1 where it does not."""
+    return sequence_number(end[-3]) if len(end[-3]) == 8 else -1
 
 
 def poll_all(subscribers: Iterable[Subscriber], timeout_s: float = 0.0) -> int:
