@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -228,14 +229,24 @@ def test_a_result_that_cannot_be_breaks_the_engine() -> None:
 def test_a_hook_that_fails_behind_a_settled_step_breaks_nothing() -> None:
     engine = small_engine()
     engine.add_request(request("a", [1, 2, 3]))
-    sound = engine.scheduler.update
 
-    def update(step_id, results):  # type: ignore[no-untyped-def]
-        sound(step_id, results)
-        engine.scheduler.update = sound  # type: ignore[method-assign]
-        raise RuntimeError("a hook")
+    class FailsOnce:
+        """A scheduler with a hook that fails when its first step has been settled."""
 
-    engine.scheduler.update = update  # type: ignore[method-assign]
+        def __init__(self, sound: Scheduler) -> None:
+            self.sound, self.has_failed = sound, False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.sound, name)
+
+        def update(self, step_id: int, results: dict[str, list[int]]) -> dict[str, list[int]]:
+            new = self.sound.update(step_id, results)
+            if self.has_failed:
+                return new
+            self.has_failed = True
+            raise RuntimeError("a hook")
+
+    engine.scheduler = FailsOnce(engine.scheduler)  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="a hook"):
         engine.run()
     assert [one.reason for one in engine.run()] == [FinishReason.LENGTH]
