@@ -221,6 +221,9 @@ class Loads:
         most = min(self.most[request.request_id], request.num_tokens - 1) - num_computed_tokens
         return max(0, most - most % self.alignment)
 
+    def load_aborted(self, request_id: str) -> None:
+        """It is carried out all the same, and reported late."""
+
     def carry_out(self, scheduler: Scheduler) -> None:
         """One of the loads is done, or broken off anywhere; the scheduler hears of it."""
         load = self.ordered.pop(self.c.randrange(len(self.ordered)))

@@ -24,9 +24,13 @@ class Elsewhere:
 
     def __init__(self, num_tokens: int | None) -> None:
         self.num_tokens = num_tokens
+        self.aborted: list[str] = []
 
     def get_num_external_tokens(self, request: EngineRequest, num_computed_tokens: int) -> int | None:
         return None if self.num_tokens is None else max(0, self.num_tokens - num_computed_tokens)
+
+    def load_aborted(self, request_id: str) -> None:
+        self.aborted.append(request_id)
 
 
 def scheduler(usable_blocks: int, num_tokens: int | None, **options: object) -> Scheduler:

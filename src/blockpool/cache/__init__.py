@@ -14,6 +14,7 @@ from blockpool.cache.plan import EMPTY_PLAN, AllocationPlan, PoolRoom, Refusal, 
 from blockpool.cache.request import Request
 from blockpool.cache.reset import CacheResetResult
 from blockpool.cache.stats import PrefixCacheStats, StatsBook
+from blockpool.cache.stored import StoredBlocks
 
 __all__ = [
     "EMPTY_PLAN",
@@ -36,5 +37,6 @@ __all__ = [
     "StalePlan",
     "StatsBook",
     "StepError",
+    "StoredBlocks",
     "WhyNotMore",
 ]

@@ -23,6 +23,7 @@ from blockpool.cache.reset import CacheResetResult
 from blockpool.cache.state_table import StateTable
 from blockpool.cache.stats import StatsBook
 from blockpool.cache.steps import Moved, StepLog, without_revoked
+from blockpool.cache.stored import StoredBlocks, StoredLog
 from blockpool.cache.storing import Storing
 from blockpool.cache.worker_lists import WorkerLists
 from blockpool.managers import NOTHING_FOUND, CommonHit, Coordinator, SingleTypeKVCacheManager
@@ -44,7 +45,8 @@ class KVCacheManager:
     `clock`: see BlockPool. `pin_cap`: part of each pool that pins may keep. `pools`: pools that exist already, one
     per number of blocks in the config, in place of new ones; no other manager may use them.
     `verify_hashes`: keep and compare what each registered block holds, so that equal digests of different content
-    are a miss and a count (`num_collisions`), never another prompt's block.
+    are a miss and a count (`num_collisions`), never another prompt's block. `tells_stored`: keep what `take_stored`
+    and `take_hits` say until they are called; whoever sets it calls both after each step.
 
     `managers`: one per group. `alignment`: hits end at its multiples, in tokens. `last_refusal`: why the last
     `allocate_slots` returned None.
@@ -63,6 +65,7 @@ class KVCacheManager:
         metrics: PoolMetrics | None = None,
         watermark: float = 0.0,
         verify_hashes: bool = False,
+        tells_stored: bool = False,
         pin_cap: float = 0.5,
         clock: Callable[[], float] | None = None,
         pools: Sequence[BlockPool] | None = None,
@@ -109,7 +112,8 @@ class KVCacheManager:
         self._events_on = events != "off"
         self._steps = StepLog()
         self._contents = ContentBook() if verify_hashes else None
-        self.storing = Storing(self.groups, self._events_on, self._contents)
+        self._stored = StoredLog() if tells_stored else None
+        self.storing = Storing(self.groups, self._events_on, self._contents, self._stored)
         self.worker_lists = WorkerLists(self.groups)
         self._pins = PinBook(self.pools, pin_cap)
 
@@ -468,6 +472,8 @@ class KVCacheManager:
             if 0 < loaded < plan.num_tokens_without_lookahead:
                 self._register_loaded_states(request, loaded)
             self.storing.register(request, plan.num_tokens_to_register, loaded, self._steps.current)
+        if admitted and hit is not None and self._stored is not None and request.num_preemptions == 0:
+            self._stored.hits.append(hit)
         if admitted and not request.skip_reading_prefix_cache:
             self.stats.admitted(
                 request.num_tokens,
@@ -570,15 +576,26 @@ class KVCacheManager:
             return None
         return self.commit(plan)
 
-    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Register every block of the request that is full at `num_computed_tokens` and was not registered yet."""
-        if num_computed_tokens < 0:
-            raise RequestError(f"request {request.request_id!r}: {num_computed_tokens} computed tokens")
+    def cache_blocks(self, request: Request, num_computed_tokens: int | tuple[int, ...]) -> None:
+        """Register every block of the request that is full at `num_computed_tokens` and was not registered yet.
+
+        `num_computed_tokens`: one number, or one per group, where what is there differs from group to group.
+        """
+        if isinstance(num_computed_tokens, tuple):
+            lengths = list(num_computed_tokens)
+            if len(lengths) != len(self.managers):
+                raise RequestError(
+                    f"request {request.request_id!r}: {len(lengths)} lengths for {len(self.managers)} groups"
+                )
+        else:
+            lengths = [num_computed_tokens] * len(self.managers)
+        if min(lengths) < 0:
+            raise RequestError(f"request {request.request_id!r}: {min(lengths)} computed tokens")
         if self.enable_caching and not request.no_store and request.request_id in self.managers[0].tables:
             request.must_fit(self.pool)
             step = self._steps.current
             planned = None if step is None else step.take(request.request_id)
-            self.storing.register(request, min(num_computed_tokens, request.num_tokens), 0, step)
+            self.storing.register_each(request, [min(length, request.num_tokens) for length in lengths], step)
             if step is not None and planned is not None:  # what is computed already stays when the request leaves
                 step.keep(request.request_id)
                 step.registered[request.request_id], step.waiting[request.request_id] = planned
@@ -759,6 +776,19 @@ class KVCacheManager:
         """The events of acknowledged steps since the last call, in order."""
         self._collect()
         return self._steps.take()
+
+    # -- copies that others keep ---------------------------------------------------------------------
+
+    def take_stored(self) -> list[StoredBlocks]:
+        """Full blocks that were registered and computed since the last call: of acknowledged steps, and loaded ones.
+
+        A block that has lost its hash meanwhile is left out; one may be named twice. Empty without `tells_stored`.
+        """
+        return [] if self._stored is None else self._stored.take()
+
+    def take_hits(self) -> list[Hit]:
+        """The hits of requests that were admitted for the first time since the last call (with `tells_stored`)."""
+        return [] if self._stored is None else self._stored.take_hits()
 
     # -- answers about the cache ---------------------------------------------------------------------
 

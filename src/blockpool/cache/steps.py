@@ -6,25 +6,15 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import final
 
-from librt.vecs import vec
 from msgspec.structs import replace
-from mypy_extensions import i32
 
 from blockpool.cache.block_copy import BlockCopy
 from blockpool.cache.errors import StepError
 from blockpool.cache.state_table import StateTable
+from blockpool.cache.stored import Span
 from blockpool.cache.waiting import Waiting
 from blockpool.managers import SingleTypeKVCacheManager
 from blockpool.pool import BlockRemoved, BlockStored, Hold, KVCacheEvent
-
-
-@final
-class Registered:
-    """Blocks that were registered in a table of a group, 0 for those that were not."""
-
-    def __init__(self, manager: SingleTypeKVCacheManager, blocks: vec[i32]) -> None:
-        self.manager = manager
-        self.blocks = blocks
 
 
 @final
@@ -55,23 +45,23 @@ class Step:
     def __init__(self, step_id: int) -> None:
         self.step_id = step_id
         self.events: list[KVCacheEvent] = []
-        self.registered: dict[str, list[Registered]] = {}  # by request
+        self.registered: dict[str, list[Span]] = {}  # by request
         self.written: dict[int, set[int]] = {}  # group -> its registered blocks, where hits may end inside
         self.waiting: dict[str, list[Waiting]] = {}  # by request
-        self.kept: list[Registered] = []  # of requests that are gone
+        self.kept: list[Span] = []  # of requests that are gone
         self.kept_waiting: list[Waiting] = []
         self.states: list[StateTable] = []
         self.moved: list[Moved] = []
         self.copies: list[HeldCopy] = []
         self.clears: list[tuple[int, int]] = []  # group, block
 
-    def all_registered(self) -> list[Registered]:
+    def all_registered(self) -> list[Span]:
         return self.kept + [one for some in self.registered.values() for one in some]
 
     def all_waiting(self) -> list[Waiting]:
         return self.kept_waiting + [waiting for some in self.waiting.values() for waiting in some]
 
-    def take(self, request_id: str) -> tuple[list[Registered], list[Waiting]]:
+    def take(self, request_id: str) -> tuple[list[Span], list[Waiting]]:
         """What the step is to write for a request, out of its books."""
         return self.registered.pop(request_id, []), self.waiting.pop(request_id, [])
 

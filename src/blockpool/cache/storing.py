@@ -11,7 +11,8 @@ from blockpool.cache.content import ContentBook
 from blockpool.cache.errors import RequestError
 from blockpool.cache.groups import Groups
 from blockpool.cache.request import Request
-from blockpool.cache.steps import Registered, Step
+from blockpool.cache.steps import Step
+from blockpool.cache.stored import Span, StoredLog
 from blockpool.cache.waiting import Waiting, WaitingList
 from blockpool.hashing import BlockHashes
 from blockpool.managers import SingleTypeKVCacheManager
@@ -26,10 +27,13 @@ class Storing:
     `offer` and `offer_tail` are all that touches the index.
     """
 
-    def __init__(self, groups: Groups, has_events: bool, contents: ContentBook | None) -> None:
+    def __init__(
+        self, groups: Groups, has_events: bool, contents: ContentBook | None, stored: StoredLog | None
+    ) -> None:
         self.groups = groups
         self.has_events = has_events
         self.contents = contents
+        self.stored = stored
         self.requests: dict[str, Request] = {}  # those that hold blocks
         self.waiting = WaitingList()
         self.boundaries: dict[str, list[int]] = {}  # that the request is to be resumed at, besides the policy's
@@ -55,6 +59,11 @@ class Storing:
         """Offer what is new up to `num_tokens`; up to `num_loaded_tokens` it comes from elsewhere, in this step."""
         for manager in self.groups.cached:
             self.register_group(manager, request, num_tokens, num_loaded_tokens, step)
+
+    def register_each(self, request: Request, lengths: Sequence[int], step: Step | None) -> None:
+        """Offer what is new, group by group up to a length of its own."""
+        for manager in self.groups.cached:
+            self.register_group(manager, request, lengths[manager.group_id], 0, step)
 
     def register_group(
         self,
@@ -93,11 +102,14 @@ class Storing:
         digests = request.digests(first_digest, last * factor)
         if step is None:
             self.offer(manager, request, blocks, first, digests, first_digest)
+            if self.stored is not None:
+                self.stored.spans.append(Span(manager, request, blocks, first, digests, first_digest))
         elif manager.findable_at_acknowledgement or first * manager.block_size < num_loaded_tokens:
             self.wait(Waiting(manager, request, blocks, first, digests, first_digest), step)
         else:
             self.offer(manager, request, blocks, first, digests, first_digest)
-            step.registered.setdefault(request_id, []).append(Registered(manager, blocks))
+            span = Span(manager, request, blocks, first, digests, first_digest)
+            step.registered.setdefault(request_id, []).append(span)
             if manager.hits_end_inside:
                 step.written.setdefault(manager.group_id, set()).update([int(block) for block in blocks])
 
@@ -123,6 +135,9 @@ class Storing:
 
     def make_findable(self, step: Step) -> None:
         """The step has run."""
+        stored = self.stored
+        if stored is not None:
+            stored.spans += step.all_registered()
         for waiting in step.all_waiting():
             self.waiting.remove(waiting)
             manager, request = waiting.manager, waiting.request
@@ -134,6 +149,8 @@ class Storing:
                 skip_registered(manager, waiting.blocks, waiting.first)
                 first, blocks = waiting.first, waiting.blocks
                 self.offer(manager, request, blocks, first, waiting.digests, waiting.first_digest)
+                if stored is not None:
+                    stored.spans.append(Span(manager, request, blocks, first, waiting.digests, waiting.first_digest))
 
     def withdraw(self, step: Step, request_id: str) -> None:
         """A request will not be computed in the current step after all: nobody is to find what it would have written.

@@ -5,7 +5,7 @@ The engine drives the cache; it knows no model but its reference one, no network
 
 from blockpool.engine.block_table import BlockTable
 from blockpool.engine.checked_store import CheckedStore
-from blockpool.engine.connector import Connector
+from blockpool.engine.connector import Connector, Transfers
 from blockpool.engine.engine import Engine
 from blockpool.engine.errors import EngineConfigError, EngineError, EngineRequestError, ResultError
 from blockpool.engine.fingerprint import Fingerprints
@@ -54,6 +54,7 @@ __all__ = [
     "StateBlocks",
     "Store",
     "StoreError",
+    "Transfers",
     "Worker",
     "WorkerError",
     "ring_slots",

@@ -10,11 +10,13 @@ from blockpool.cache import BlockCopy, KVCacheConfig
 from blockpool.engine.store import (
     Access,
     Array,
+    Bytes,
     StoreError,
     must_be_blocks,
     must_be_copy,
     must_be_group,
     must_be_layer,
+    must_be_page,
     must_be_slots,
     must_not_be_null,
 )
@@ -78,6 +80,38 @@ class PagedStore:
     def read(self, access: Access, layer: int) -> tuple[Array, ...]:
         arrays = self._arrays(access, layer)
         return tuple([memory[self._places(access, memory, len(arrays) == 1)] for memory in arrays])
+
+    def page_bytes(self, group_id: int) -> int:
+        """The bytes of a block in all layers of a group."""
+        must_be_group("page", group_id, len(self.layers))
+        return sum(int(pages.shape[1]) for pages in self._group_pages(group_id)) * 8
+
+    def read_page(self, group_id: int, block_id: int, page: memoryview) -> None:
+        """Copy a block out of all layers of a group, one after another. Raises StoreError for an unknown block."""
+        for part, bytes_of in self._parts(group_id, block_id, page):
+            part[:] = bytes_of
+
+    def write_page(self, group_id: int, block_id: int, page: memoryview) -> None:
+        """Copy a page into a block. Raises StoreError for the null block and for one that is not there."""
+        if block_id == 0:
+            raise StoreError(f"group {group_id}: a page written to the null block")
+        for part, bytes_of in self._parts(group_id, block_id, page):
+            bytes_of[:] = part
+
+    def _group_pages(self, group_id: int) -> list[Array]:
+        """Of each layer, what the group uses of a block's page."""
+        used = sum(math.prod(memory.shape[1:]) for memory in self.layers[group_id][0])
+        return [pages[:, :used] for pages in self._pages[group_id]]
+
+    def _parts(self, group_id: int, block_id: int, page: memoryview) -> list[tuple[Bytes, Bytes]]:
+        """Per layer: its part of the page, and of the memory."""
+        must_be_group("page", group_id, len(self.layers))
+        must_be_blocks(group_id, [block_id], self._num_blocks[group_id])
+        whole = np.frombuffer(page, np.uint8)
+        must_be_page(group_id, len(whole), self.page_bytes(group_id))
+        memory = [pages[block_id].view(np.uint8) for pages in self._group_pages(group_id)]
+        size = len(memory[0])
+        return [(whole[at * size : (at + 1) * size], bytes_of) for at, bytes_of in enumerate(memory)]
 
     def _arrays(self, access: Access, layer: int) -> tuple[Array, ...]:
         """The memory of an access, which is within it."""

@@ -22,6 +22,7 @@ from blockpool.engine.told import ToldTable
 
 AT_REST: Final = EMPTY_PLAN  # no lookup of a name in the hottest path
 MOST_TOKEN: Final = (1 << 32) - 1
+MOST_LOADS: Final = 3  # of one request that come to nothing, or to a part
 
 
 class Scheduler:
@@ -75,6 +76,7 @@ class Scheduler:
         self.waiting = RequestQueue()
         self.running = RequestQueue()
         self.num_preemptions = 0
+        self.num_late_reports = 0  # of loads that nobody waited for any more
         self._leases = Leases(manager, lease)
         self._is_planning = False
         self._failure: BaseException | None = None  # of a hook, while steps are settled
@@ -159,10 +161,14 @@ class Scheduler:
         for request_id in list(request_ids):
             request = self.requests.get(request_id)
             if request is not None:
-                if request.is_loading:
+                was_loading = request.is_loading
+                if was_loading:
                     self._leases.take(request)
                 self._end(request, FinishReason.ABORT, "")
                 aborted.append(request_id)
+                if was_loading and self.connector is not None:
+                    connector: Any = self.connector
+                    connector.load_aborted(request_id)
         return aborted
 
     def set_drafts(self, request_id: str, draft_token_ids: Iterable[SupportsIndex]) -> bool:
@@ -622,13 +628,29 @@ class Scheduler:
         step.loads.append(LoadData(request.request_id, first, last, request.tokens[:last], blocks))
         return True
 
-    def finished_recving(self, request_id: str) -> bool:
+    def finished_recving(self, request_id: str, num_tokens: int | tuple[int, ...] | None = None) -> bool:
         """A load is complete: the request runs from the next step on, and others find what it brought. False for one
-        that is not awaited: blocks that were kept for it are given back.
+        that is not awaited (`num_late_reports`): blocks that were kept for it are given back.
+
+        `num_tokens`: as far as all is there, in one number or per group, if that is not all: others find that, and
+        the request looks again from there. Nothing is written any more in any case. A request of which three loads
+        have failed is computed. Raises EngineRequestError for numbers that the load cannot have reached.
         """
         self._must_not_be_planning("finished_recving")
         request = self.requests.get(request_id)
-        if self._leases.end(request_id) or request is None or not request.is_loading:
+        if request is not None and request.is_loading and num_tokens is not None:
+            reached = num_tokens if isinstance(num_tokens, tuple) else (num_tokens,) * len(self.manager.managers)
+            most = request.num_computed_tokens
+            if len(reached) != len(self.manager.managers) or min(reached) < 0 or max(reached) > most:
+                raise EngineRequestError(
+                    f"request {request_id!r}: a load of {most} tokens in {len(self.manager.managers)} groups cannot"
+                    f" have reached {num_tokens}"
+                )
+            if min(reached) < most:
+                self.manager.cache_blocks(request, reached)
+                self._load_again(request)
+                return True
+        if not self._is_awaited(request_id) or request is None:
             return False
         request.is_loading = False
         request.state = RequestState.RUNNING
@@ -639,13 +661,27 @@ class Scheduler:
         """A load has failed, and nothing is written any more: the request waits again, and computes all itself."""
         self._must_not_be_planning("failed_recving")
         request = self.requests.get(request_id)
-        if self._leases.end(request_id) or request is None or not request.is_loading:
+        if not self._is_awaited(request_id) or request is None:
             return False
+        request.num_failed_loads = MOST_LOADS
+        self._load_again(request)
+        return True
+
+    def _is_awaited(self, request_id: str) -> bool:
+        """Whether somebody waits for a load; one of an aborted request has ended now, a late one is counted."""
+        request = self.requests.get(request_id)
+        if not self._leases.end(request_id) and request is not None and request.is_loading:
+            return True
+        self.num_late_reports += 1
+        return False
+
+    def _load_again(self, request: EngineRequest) -> None:
+        """The request gives its blocks back, and looks for its prefix once more."""
         self._release(request)
-        request.may_load = False
+        request.num_failed_loads += 1
+        request.may_load = request.num_failed_loads < MOST_LOADS
         request.state = RequestState.WAITING
         self.waiting.add(request)
-        return True
 
     # -- results -------------------------------------------------------------------------------------
 

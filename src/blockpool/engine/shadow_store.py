@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import RLock
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,11 @@ from blockpool.engine.store import (
     Access,
     Array,
     Prints,
+    StoreError,
     must_be_blocks,
     must_be_copy,
     must_be_group,
+    must_be_page,
     must_be_slots,
     must_not_be_null,
 )
@@ -26,7 +29,7 @@ EMPTY = 0  # the print of a slot that was never written, or was cleared
 
 @dataclass(frozen=True)
 class Operation:
-    """What wrote slots: a forward pass of a request, a copy from another block, a clear, or the start."""
+    """What wrote slots: a forward pass of a request, a copy from another block, a load, a clear, or the start."""
 
     step_id: int
     kind: str
@@ -108,6 +111,7 @@ class ShadowStore:
             self._writers.append(np.zeros(shape, np.int64))
             self._last.append(np.zeros(shape, np.int64))
         self._step_id = -1
+        self._lock = RLock()  # of the operations: pages are written by other threads
         self._operations: dict[int, Operation] = {0: Operation(-1, "start")}
         self._next_operation = 1
         self._most_operations = 1000
@@ -115,7 +119,8 @@ class ShadowStore:
     def begin_step(self, step_id: int) -> None:
         self._step_id = step_id
         if len(self._operations) > self._most_operations:
-            self._forget_operations()
+            with self._lock:
+                self._forget_operations()
 
     def clear(self, group_id: int, block_ids: list[int]) -> None:
         must_be_group("clear", group_id, len(self.pool_of))
@@ -166,6 +171,40 @@ class ShadowStore:
             )
         return ()
 
+    def page_bytes(self, group_id: int) -> int:
+        """16 bytes per slot: its print and its token."""
+        must_be_group("page", group_id, len(self.pool_of))
+        return 16 * self.block_sizes[group_id]
+
+    def read_page(self, group_id: int, block_id: int, page: memoryview) -> None:
+        """Copy a block's prints and tokens. Nothing is checked: what reads the copy is."""
+        prints, tokens = self._page(group_id, block_id, page)
+        pool, size = self.pool_of[group_id], self.block_sizes[group_id]
+        prints[:] = self._prints[pool][block_id, :size]
+        tokens[:] = self._tokens[pool][block_id, :size].view(np.uint64)
+
+    def write_page(self, group_id: int, block_id: int, page: memoryview) -> None:
+        """A block becomes what a page says. Raises StoreError for the null block and for one that is not there."""
+        if block_id == 0:
+            raise StoreError(f"group {group_id}: a page written to the null block")
+        prints, tokens = self._page(group_id, block_id, page)
+        pool, size = self.pool_of[group_id], self.block_sizes[group_id]
+        with self._lock:
+            operation = self._operation(Operation(self._step_id, "load", None, group_id))
+            self._prints[pool][block_id] = EMPTY
+            self._writers[pool][block_id, :size] = operation
+            self._last[pool][block_id] = operation
+            self._prints[pool][block_id, :size] = prints
+            self._tokens[pool][block_id, :size] = tokens.view(np.int64)
+
+    def _page(self, group_id: int, block_id: int, page: memoryview) -> tuple[Prints, Prints]:
+        must_be_group("page", group_id, len(self.pool_of))
+        must_be_blocks(group_id, [block_id], self.num_blocks[group_id])
+        words = np.frombuffer(page, np.uint64)
+        must_be_page(group_id, 8 * len(words), self.page_bytes(group_id))
+        size = self.block_sizes[group_id]
+        return words[:size], words[size:]
+
     def _places(self, access: Access) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The blocks of an access and the places in them: all are in the memory."""
         group_id = access.group_id
@@ -179,9 +218,10 @@ class ShadowStore:
         return access.prints ^ self._salts[access.group_id]
 
     def _operation(self, operation: Operation) -> int:
-        number = self._next_operation
-        self._next_operation += 1
-        self._operations[number] = operation
+        with self._lock:
+            number = self._next_operation
+            self._next_operation += 1
+            self._operations[number] = operation
         return number
 
     def _forget_operations(self) -> None:

@@ -13,6 +13,7 @@ from blockpool.engine.slots import Ints
 
 Array = npt.NDArray[np.float64]
 Prints = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
 
 
 class StoreError(EngineError, ValueError):
@@ -99,6 +100,11 @@ def must_be_blocks(group_id: int, block_ids: list[int], num_blocks: int) -> None
     for block_id in block_ids:
         if not 0 <= block_id < num_blocks:
             raise StoreError(f"group {group_id}: there is no block {block_id}, blocks are 0 to {num_blocks - 1}")
+
+
+def must_be_page(group_id: int, given: int, wanted: int) -> None:
+    if given != wanted:
+        raise StoreError(f"group {group_id}: a page of {given} bytes, where pages have {wanted}")
 
 
 def must_be_copy(order: BlockCopy, num_blocks: int) -> None:

@@ -401,7 +401,41 @@ class BlockPool:
         self.changes += 1
         return handle
 
+    def watch_blocks(self, blocks: Iterable[SupportsIndex], on_reuse: Callable[[int], object]) -> ReuseHandle:
+        """Be told when blocks are handed out, without keeping them: `on_reuse` as in `unpin_blocks`.
+
+        References and the order of the queue stay as they are. Raises NullBlockError.
+        """
+        ids = self.door.own_ids(blocks)
+        for b in ids:
+            if b == 0:
+                raise NullBlockError("the null block cannot be watched: it is never handed out")
+        if not callable(on_reuse):
+            raise TypeError(f"on_reuse must be callable, not {on_reuse!r}")
+        self.must_not_be_busy()
+        handle = ReuseHandle(self.watchers, on_reuse)
+        for b in ids:
+            self.watchers.arm(int(b), handle)
+        return handle
+
     # -- finding -------------------------------------------------------------------------------------
+
+    def next_evicted(self, count: int) -> list[int]:
+        """The eviction candidates that would be handed out first, among the first `count` blocks of the queue.
+
+        Read only. Blocks without a hash are left out: nothing is lost with them.
+        """
+        found: list[int] = []
+        records = self.records
+        for b in self.queue.first_ids(count):
+            if records.get(i64(b), FLAGS) & HASHED:
+                found.append(int(b))
+        return found
+
+    def get_incarnations(self, blocks: Iterable[SupportsIndex]) -> list[int]:
+        """How often each of these blocks was handed out, modulo 2**31."""
+        records = self.records
+        return [int(records.get(i64(b), TURN)) for b in self.door.own_ids(blocks)]
 
     def get_cached_block(self, block_hash: bytes, group_ids: Iterable[int]) -> list[int] | None:
         """The block with that digest in every group, or None if any group lacks it."""

@@ -147,6 +147,15 @@ class FreeKVCacheBlockQueue:
                 raise QueueError(f"block {b} left the free queue during a walk that had reached it")
             at = self.position(b) + 1
 
+    def first_ids(self, count: i64) -> vec[i32]:
+        """The first blocks that will be handed out, at most `count`. Read only."""
+        found = vec[i32]()
+        at = self.next_live(self.head, 1)
+        while at < self.tail and i64(len(found)) < count:
+            found = append(found, self.ring[at & self.mask])
+            at = self.next_live(at + 1, 1)
+        return found
+
     def neighbour(self, block: int, step: int) -> int:
         """The block queued next to this one, behind (step 1) or before it (-1); 0 without one."""
         if not self.has(block):

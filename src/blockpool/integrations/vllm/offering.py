@@ -39,7 +39,7 @@ class Offering(Storing):
     """
 
     def __init__(self, groups: Groups, pool: PoolOverBooks, scheduler_block_size: int) -> None:
-        super().__init__(groups, False, None)
+        super().__init__(groups, False, None, None)
         self.vllm_pool = pool
         self.scheduler_block_size = scheduler_block_size
         self.has_margin = len([manager for manager in groups.managers if manager.draft_margin]) > 0
