@@ -12,6 +12,7 @@ import numpy as np
 from blockpool.cache import KVCacheConfig, KVCacheManager
 from blockpool.engine import (
     Access,
+    Connector,
     EngineRequest,
     Fingerprints,
     FinishedRequest,
@@ -202,10 +203,27 @@ def expected_outputs(case: Case, wanted: Wanted) -> list[int]:
     return outputs
 
 
-class Loads:
+class Connection:
+    """What brings KV from elsewhere while an engine runs: none does."""
+
+    connector: Connector | None = None
+
+    def ran(self, output: SchedulerOutput) -> None:
+        """A step has run."""
+
+    @property
+    def is_busy(self) -> bool:
+        return False
+
+    def carry_out(self, scheduler: Scheduler) -> None:
+        """Something of what is to be done is done; the scheduler hears of it."""
+
+
+class Loads(Connection):
     """A connector that brings the KV of some prompts some time later: it writes the fingerprints that they need."""
 
     def __init__(self, c: random.Random, config: KVCacheConfig, store: ShadowStore, alignment: int) -> None:
+        self.connector = self
         self.c = c
         self.config = config
         self.store = store
@@ -223,6 +241,13 @@ class Loads:
 
     def load_aborted(self, request_id: str) -> None:
         """It is carried out all the same, and reported late."""
+
+    def ran(self, output: SchedulerOutput) -> None:
+        self.ordered += output.loads
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.ordered)
 
     def carry_out(self, scheduler: Scheduler) -> None:
         """One of the loads is done, or broken off anywhere; the scheduler hears of it."""
@@ -289,6 +314,8 @@ class LateReads(ShadowStore):
 class ShadowEngine:
     """Scheduler, worker and memory for one case; `run` disturbs them in every way that is allowed."""
 
+    tells_stored = False
+
     def __init__(self, case: Case, c: random.Random, *, with_loads: bool = False) -> None:
         self.case = case
         self.c = c
@@ -310,6 +337,7 @@ class ShadowEngine:
             max_steps_in_flight=case.steps_in_flight,
             enable_caching=case.enable_caching,
             watermark=case.watermark,
+            tells_stored=self.tells_stored,
         )
         self.free_at_first = [pool.get_num_free_blocks() for pool in self.manager.pools]
         self.store = LateReads(self.config)
@@ -320,19 +348,22 @@ class ShadowEngine:
         self.store.begin_step(-1)
         self.model.write_sinks(self.store, sink_ids)
         self.worker = Worker(self.config, self.store, self.model, sink_ids)
-        self.loads = Loads(c, self.config, self.store, self.manager.alignment) if with_loads else None
+        self.loads = self.connect() if with_loads else Connection()
         self.scheduler = Scheduler(
             self.manager,
             max_num_seqs=case.max_num_seqs,
             max_num_batched_tokens=case.max_num_batched_tokens,
             policy=case.policy,
-            connector=self.loads,
+            connector=self.loads.connector,
         )
         self.pending: list[tuple[int, dict[str, list[int]]]] = []
         self.requests: dict[str, EngineRequest] = {}
         self.wanted: dict[str, Wanted] = {}
         self.ended: dict[str, FinishedRequest] = {}
         self.seen: Counter[str] = Counter()
+
+    def connect(self) -> Connection:
+        return Loads(self.c, self.config, self.store, self.manager.alignment)
 
     def add(self, wanted: Wanted) -> None:
         request = wanted.request()
@@ -350,8 +381,7 @@ class ShadowEngine:
         results = self.worker.execute(output)
         self.count(output, results)
         self.pending.append((output.step_id, results))
-        if self.loads is not None:
-            self.loads.ordered += output.loads
+        self.loads.ran(output)
         self.check_tables(output)
         return True
 
@@ -411,7 +441,7 @@ class ShadowEngine:
             self.scheduler.set_drafts(request.request_id, drafts)
 
     def load(self) -> None:
-        if self.loads is not None and self.loads.ordered:
+        if self.loads.is_busy:
             self.loads.carry_out(self.scheduler)
 
     def run(self, wanted: Iterable[Wanted]) -> None:
@@ -426,7 +456,7 @@ class ShadowEngine:
                 for _ in range(c.randint(1, 3)):
                     if coming:
                         self.add(coming.pop(0))
-            elif what < 0.4 and self.loads is not None:
+            elif what < 0.4 and self.loads.connector is not None:
                 self.load()
             elif what < 0.8:
                 if self.schedule():
@@ -442,7 +472,7 @@ class ShadowEngine:
             assert idle < 300, "the engine stands still"
             if c.random() < 0.03:
                 self.sound()
-        while self.loads is not None and self.loads.ordered:
+        while self.loads.is_busy:
             self.load()  # of requests that were aborted
         self.take()
 
@@ -501,17 +531,22 @@ def smallest_pools(case: Case, wanted: Wanted) -> tuple[int, ...]:
     return tuple(pools)
 
 
-def run_workload(seed: int) -> ShadowEngine:
-    """One random workload, checked; the seed says all of it."""
-    c = random.Random(seed)
+def random_workload(c: random.Random, most_requests: int = 14) -> tuple[Case, list[Wanted]]:
     case = random_case(c)
     model = ShadowModel(KVCacheConfig(case.pools, case.groups, hash_block_size=UNIT), VOCABULARY)
-    wanted = random_requests(c, model, c.randint(3, 14), case.max_model_len)
+    wanted = random_requests(c, model, c.randint(3, most_requests), case.max_model_len)
     if c.random() < 0.8:
         # Pools that hold the longest request and nothing beside it, or little, or much.
         longest = max(wanted, key=lambda one: one.num_prompt_tokens + one.max_tokens)
         more = c.choice([0, 0, 1, 2, 4, 8, 16])
         case = replace(case, pools=tuple([blocks + more for blocks in smallest_pools(case, longest)]))
+    return case, wanted
+
+
+def run_workload(seed: int) -> ShadowEngine:
+    """One random workload, checked; the seed says all of it."""
+    c = random.Random(seed)
+    case, wanted = random_workload(c)
     engine = ShadowEngine(case, c, with_loads=case.enable_caching and c.random() < 0.25)
     engine.run(wanted)
     engine.check()

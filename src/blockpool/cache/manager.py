@@ -130,6 +130,10 @@ class KVCacheManager:
         """Grows with every change of any pool."""
         return self.groups.version()
 
+    @property
+    def tells_stored(self) -> bool:
+        return self._stored is not None
+
     # -- looking up ----------------------------------------------------------------------------------
 
     def get_computed_blocks(self, request: Request, max_length: int | None = None) -> Hit:

@@ -1,0 +1,127 @@
+"""How far a request could be resumed with what lies in lower tiers, by each group's own rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import lcm
+
+from blockpool.cache import KVCacheManager, Request
+from blockpool.managers import SingleTypeKVCacheManager
+from blockpool.offload.namespace import GROUP_BYTES
+
+AT_A_TIME = 64  # keys per question, of a group that reads everything: the first that is missing ends it
+
+
+class Keys:
+    """The keys of one request's blocks, made as they are asked for."""
+
+    def __init__(self, manager: SingleTypeKVCacheManager, prefix: bytes, request: Request) -> None:
+        self.num_blocks = request.num_hashes() // manager.factor
+        self._prefix = prefix
+        self._group = manager.group_id.to_bytes(GROUP_BYTES, "big")
+        self._width = manager.pool.digest_size
+        self._stride = manager.factor * self._width
+        self._digests = request.digests(0, self.num_blocks * manager.factor)
+
+    def __getitem__(self, position: int) -> bytes:
+        end = (position + 1) * self._stride
+        return self._prefix + self._digests[end - self._width : end] + self._group
+
+
+class Finder:
+    """`alignment`: hits end at its multiples, in tokens: pages are of whole blocks."""
+
+    def __init__(self, manager: KVCacheManager, prefix: bytes) -> None:
+        self.managers = [one for one in manager.managers if one.prefix_cacheable]
+        self.alignment = lcm(*(one.block_size for one in self.managers)) if self.managers else 1
+        self._prefix = prefix
+
+    def keys(self, request: Request) -> list[Keys]:
+        """Of each group that is cached."""
+        return [Keys(manager, self._prefix, request) for manager in self.managers]
+
+    def furthest(
+        self, request: Request, num_computed_tokens: int, look_up: Callable[[Sequence[bytes]], list[bool]]
+    ) -> int:
+        """The greatest boundary, in tokens, from which the request can go on when its blocks behind
+        `num_computed_tokens` are those that `look_up` finds; `num_computed_tokens` if there is none.
+        """
+        start = num_computed_tokens
+        most = request.num_tokens - 1
+        keys = self.keys(request)
+        whole = [at for at, manager in enumerate(self.managers) if manager.reads_whole_prefix()]
+        for at in whole:
+            manager = self.managers[at]
+            most = min(most, self._run(manager, keys[at], start, most, look_up) - self._margin(manager))
+        most -= most % self.alignment
+        if most <= start:
+            return start
+        parts = [at for at in range(len(self.managers)) if at not in whole]
+        gaps = [self._gaps(self.managers[at], keys[at], start, most, look_up) for at in parts]
+        while most > start:
+            shorter = most
+            for at, gap in zip(parts, gaps, strict=True):
+                shorter = min(shorter, self._usable(self.managers[at], gap, start, shorter))
+            if shorter == most:
+                return most
+            most = shorter - shorter % self.alignment
+        return start
+
+    def _margin(self, manager: SingleTypeKVCacheManager) -> int:
+        return manager.block_size if manager.draft_margin else 0
+
+    def _run(
+        self,
+        manager: SingleTypeKVCacheManager,
+        keys: Keys,
+        start: int,
+        most: int,
+        look_up: Callable[[Sequence[bytes]], list[bool]],
+    ) -> int:
+        """Where the blocks from token `start` on end that are there without a gap."""
+        size = manager.block_size
+        position = start // size
+        last = min(keys.num_blocks, (most + self._margin(manager)) // size)
+        while position < last:
+            asked = [keys[at] for at in range(position, min(position + AT_A_TIME, last))]
+            found = look_up(asked)
+            if not all(found):
+                return (position + found.index(False)) * size
+            position += len(asked)
+        return position * size
+
+    def _gaps(
+        self,
+        manager: SingleTypeKVCacheManager,
+        keys: Keys,
+        start: int,
+        most: int,
+        look_up: Callable[[Sequence[bytes]], list[bool]],
+    ) -> list[int]:
+        """For each position from that of `start` on, the last one up to it that is not there, or -1."""
+        size = manager.block_size
+        first = start // size
+        last = (most + self._margin(manager)) // size
+        known = min(last, keys.num_blocks)
+        found = look_up([keys[at] for at in range(first, known)]) if first < known else []
+        gaps: list[int] = []
+        gap = -1
+        for position in range(first, last):
+            if position >= known or not found[position - first]:
+                gap = position
+            gaps.append(gap)
+        return gaps
+
+    def _usable(self, manager: SingleTypeKVCacheManager, gaps: list[int], start: int, boundary: int) -> int:
+        """The boundary, or a shorter one that what is missing for it allows: not yet one that can be used."""
+        size = manager.block_size
+        first = start // size
+        needed = manager.needed(boundary)
+        end = (boundary + self._margin(manager)) // size if len(needed) or manager.draft_margin else needed.stop
+        begin = needed.start if len(needed) else end
+        if begin >= end or end <= first:
+            return boundary
+        gap = gaps[end - 1 - first]
+        if gap < max(begin, first):
+            return boundary
+        return min(boundary - 1, max(start, gap * size - self._margin(manager)))

@@ -1,0 +1,223 @@
+"""The way down: which blocks are copied into which tiers, when, and under what guard."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from blockpool.cache import Hit, KVCacheManager, StoredBlocks
+from blockpool.offload.announcing import Announcer
+from blockpool.offload.errors import OffloadError
+from blockpool.offload.namespace import GROUP_BYTES
+from blockpool.offload.tier import Stored, Tier
+from blockpool.offload.transfers import StoreJob, TransferEngine
+
+MOST_KNOWN = 1 << 16  # keys that a tier which cannot be asked at once was given lately
+
+
+class StoreWhen(msgspec.Struct, frozen=True):
+    """When a block goes down into a tier: `kind` is "completion", "eviction" or "hits", with `hits` of them."""
+
+    kind: str
+    hits: int = 0
+
+    @staticmethod
+    def parse(text: str) -> StoreWhen:
+        """Raises OffloadError for what is none."""
+        if text in ("completion", "eviction"):
+            return StoreWhen(text)
+        name, _, number = text.partition("=")
+        if name == "hits" and number.isdecimal() and int(number) > 0:
+            return StoreWhen("hits", int(number))
+        raise OffloadError(
+            f'a block is stored at "completion", "eviction" or "hits=N" with N of 1 or more, not {text!r}'
+        )
+
+
+class Storer:
+    """Gathers blocks that are to go down, and lets go of them when they have."""
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        tiers: Sequence[Tier],
+        transfers: TransferEngine,
+        prefix: bytes,
+        whens: Sequence[StoreWhen],
+        holds: bool,
+        evict_ahead: int,
+        losses: Counter[str],
+        announcer: Announcer | None,
+    ) -> None:
+        self._manager = manager
+        self._tiers = list(tiers)
+        self._transfers = transfers
+        self._prefix = prefix
+        self._groups = [one.group_id.to_bytes(GROUP_BYTES, "big") for one in manager.managers]
+        self._at_completion = [at for at, when in enumerate(whens) if when.kind == "completion"]
+        self._at_eviction = [at for at, when in enumerate(whens) if when.kind == "eviction"]
+        self._at_hits = [(at, when.hits) for at, when in enumerate(whens) if when.kind == "hits"]
+        self._holds = holds
+        self._evict_ahead = evict_ahead
+        self._losses = losses
+        self._announcer = announcer
+        self._storing: set[bytes] = set()  # keys that are on their way
+        self._given: list[dict[bytes, None]] = [{} for _ in tiers]  # what remote tiers were given, oldest first
+        self._hits: list[dict[int, tuple[int, int]]] = [{} for _ in manager.pools]  # block -> incarnation, hits
+        self._seen: list[int] = [-1] * len(manager.pools)  # versions
+        self._clean: list[dict[int, int]] = [{} for _ in manager.pools]  # block -> incarnation, stored or tried
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._storing
+
+    # -- gathering -------------------------------------------------------------------------------------
+
+    def gather(self) -> None:
+        """Send on their way what the last steps have made ready. Never waits: what there is no room for is lost."""
+        job = StoreJob()
+        stored = self._manager.take_stored()
+        for blocks in stored:
+            self._note_origins(blocks)
+            if self._at_completion:
+                self._completed(job, blocks)
+        hits = self._manager.take_hits()
+        if self._at_hits:
+            for hit in hits:
+                self._hit(job, hit)
+        self._send(job, self._holds)
+        if self._at_eviction:
+            job = StoreJob()
+            self._about_to_go(job)
+            self._send(job, False)  # nobody could be given those blocks if they were held
+        if self._announcer is not None:
+            self._announcer.collect()
+
+    def _note_origins(self, blocks: StoredBlocks) -> None:
+        if self._announcer is not None:
+            tail = self._groups[blocks.group_id]
+            self._announcer.note(blocks, [self._prefix + digest + tail for digest in blocks.digests])
+
+    def _completed(self, job: StoreJob, blocks: StoredBlocks) -> None:
+        prefix, tail = self._prefix, self._groups[blocks.group_id]
+        keys = [prefix + digest + tail for digest in blocks.digests]
+        self._add(job, blocks.group_id, blocks.block_ids, keys, self._at_completion)
+
+    def _hit(self, job: StoreJob, hit: Hit) -> None:
+        for group_id, (manager, ids) in enumerate(zip(self._manager.managers, hit.blocks, strict=True)):
+            blocks = [block for block in ids if block]
+            if not blocks:
+                continue
+            pool_number = self._manager.config.kv_cache_groups[group_id].pool
+            counts = self._hits[pool_number]
+            for block, turn in zip(blocks, manager.pool.get_incarnations(blocks), strict=True):
+                known, count = counts.get(block, (turn, 0))
+                count = count + 1 if known == turn else 1
+                counts[block] = (turn, count)
+                targets = [at for at, least in self._at_hits if count >= least]
+                if targets:
+                    self._add_cached(job, manager.pool.get_block_hashes(block), block, targets)
+
+    def _about_to_go(self, job: StoreJob) -> None:
+        for number, pool in enumerate(self._manager.pools):
+            if pool.version == self._seen[number]:
+                continue
+            self._seen[number] = pool.version
+            clean = self._clean[number]
+            ahead = pool.next_evicted(self._evict_ahead)
+            turns = dict(zip(ahead, pool.get_incarnations(ahead), strict=True))
+            for block, turn in turns.items():
+                if clean.get(block) != turn:
+                    self._add_cached(job, pool.get_block_hashes(block), block, self._at_eviction)
+            self._clean[number] = turns
+
+    def _add_cached(self, job: StoreJob, hashes: list[tuple[bytes, int]], block: int, targets: Sequence[int]) -> None:
+        """A block under the keys that name all of it."""
+        for key, covered in hashes:
+            group_id = int.from_bytes(key[-GROUP_BYTES:], "big")
+            if covered % self._manager.managers[group_id].block_size == 0:
+                self._add(job, group_id, [block], [self._prefix + key], targets)
+
+    def _add(
+        self, job: StoreJob, group_id: int, block_ids: list[int], keys: list[bytes], targets: Sequence[int]
+    ) -> None:
+        """Those pages that some tier lacks, as far as there is room."""
+        room = self._transfers.room_to_store() - len(job.keys)
+        storing = self._storing
+        lacking: list[list[int]] = [[] for _ in keys]
+        for number in targets:
+            tier = self._tiers[number]
+            if tier.is_remote:
+                given = self._given[number]
+                here = [key in given for key in keys]
+            else:
+                here = tier.lookup(keys)
+            for at, is_here in enumerate(here):
+                if not is_here:
+                    lacking[at].append(number)
+        for block, key, numbers in zip(block_ids, keys, lacking, strict=True):
+            if not numbers or key in storing:
+                continue
+            if room <= 0:
+                self._losses["store: busy"] += 1
+                continue
+            room -= 1
+            storing.add(key)
+            job.group_ids.append(group_id)
+            job.block_ids.append(block)
+            job.keys.append(key)
+            job.targets.append(tuple(numbers))
+
+    # -- guarding --------------------------------------------------------------------------------------
+
+    def _send(self, job: StoreJob, holds: bool) -> None:
+        if job.keys:
+            self._guard(job, holds)
+            self._transfers.store(job)
+
+    def _guard(self, job: StoreJob, holds: bool) -> None:
+        """Until the job has ended: keep its blocks, or hear when one is handed out."""
+        groups = self._manager.config.kv_cache_groups
+        lost: dict[int, set[int]] = {group.pool: set() for group in groups}
+        job.lost = [lost[group.pool] for group in groups]
+        for number, pool in enumerate(self._manager.pools):
+            blocks = [
+                block
+                for group_id, block in zip(job.group_ids, job.block_ids, strict=True)
+                if groups[group_id].pool == number
+            ]
+            if not blocks:
+                continue
+            if holds:
+                job.holds.append((pool, pool.hold(blocks, "offload")))
+            else:
+                job.guards.append(pool.watch_blocks(blocks, lost[number].add))
+
+    def has_ended(self, job: StoreJob) -> None:
+        """A job was carried out: its blocks are let go of, and what came of it is counted."""
+        for guard in job.guards:
+            guard.done()
+        for pool, hold in job.holds:
+            pool.release(hold)
+        if job.error is not None:
+            self._losses[f"store: {type(job.error).__name__}"] += 1
+        for key, targets, outcomes in zip(job.keys, job.targets, job.outcomes, strict=True):
+            self._storing.discard(key)
+            if not outcomes:
+                self._losses["store: reused" if job.error is None else "store: not tried"] += 1
+                continue
+            for number, outcome in zip(targets, outcomes, strict=False):
+                if outcome is Stored.OK or outcome is Stored.PRESENT:
+                    if self._tiers[number].is_remote:
+                        self._remember(number, key)
+                else:
+                    self._losses[f"store: {outcome.value}"] += 1
+
+    def _remember(self, number: int, key: bytes) -> None:
+        given = self._given[number]
+        given.pop(key, None)
+        given[key] = None
+        if len(given) > MOST_KNOWN:
+            del given[next(iter(given))]

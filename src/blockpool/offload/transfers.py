@@ -1,0 +1,286 @@
+"""Pages between an engine's memory and its tiers, moved by threads: who asks never waits, and polls what is done."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from threading import Event, Lock, Thread, local
+
+from blockpool.offload.memory import BlockMemory
+from blockpool.offload.tier import Loaded, Stored, Tier
+from blockpool.pool import BlockPool, Hold, ReuseHandle
+
+PIECE_BYTES = 4 << 20  # what a thread moves at a time
+MOST_PIECE_PAGES = 64
+
+
+class LoadJob:
+    """Pages to be written into the blocks of a request: parallel lists, one entry per page.
+
+    `starts`: the token at which a block starts. `outcomes`: what came of the page, MISSING while nothing has.
+    `sources`: the tier that gave it, or -1. `shared_by`: requests that wait for these pages too.
+    """
+
+    def __init__(self, request_id: str, first: int, last: int) -> None:
+        self.request_id = request_id
+        self.first = first
+        self.last = last
+        self.group_ids: list[int] = []
+        self.block_ids: list[int] = []
+        self.keys: list[bytes] = []
+        self.starts: list[int] = []
+        self.outcomes: list[Loaded] = []
+        self.sources: list[int] = []
+        self.shared_by: set[str] = set()
+        self.error: BaseException | None = None
+        self.is_cancelled = False
+        self.num_pieces = 0
+        self._lock = Lock()
+
+    def add(self, group_id: int, block_id: int, key: bytes, start: int) -> None:
+        self.group_ids.append(group_id)
+        self.block_ids.append(block_id)
+        self.keys.append(key)
+        self.starts.append(start)
+        self.outcomes.append(Loaded.MISSING)
+        self.sources.append(-1)
+
+    def cancel(self) -> None:
+        """No block of it is written from now on. Waits for one page at most, which is being written."""
+        with self._lock:
+            self.is_cancelled = True
+
+    def write(self, memory: BlockMemory, at: int, page: memoryview) -> bool:
+        """One page, unless the job was cancelled."""
+        with self._lock:
+            if self.is_cancelled:
+                return False
+            memory.write_page(self.group_ids[at], self.block_ids[at], page)
+            return True
+
+    def reached(self, num_groups: int) -> tuple[int, ...]:
+        """As far as all is there, in tokens, group by group: where its first block that has failed starts."""
+        reached = [self.last] * num_groups
+        for group_id, start, outcome in zip(self.group_ids, self.starts, self.outcomes, strict=True):
+            if outcome is not Loaded.OK and start < reached[group_id]:
+                reached[group_id] = start
+        return tuple(reached)
+
+
+class StoreJob:
+    """Blocks to be copied into tiers: parallel lists, one entry per page. `targets`: tiers by number.
+
+    `lost`: blocks that were handed out before they were read. `outcomes`: of each page, by the order of its targets;
+    empty where the block was lost.
+    """
+
+    def __init__(self) -> None:
+        self.group_ids: list[int] = []
+        self.block_ids: list[int] = []
+        self.keys: list[bytes] = []
+        self.targets: list[tuple[int, ...]] = []
+        self.outcomes: list[list[Stored]] = []
+        self.guards: list[ReuseHandle] = []
+        self.holds: list[tuple[BlockPool, Hold]] = []
+        self.lost: list[set[int]] = []  # per group
+        self.error: BaseException | None = None
+        self.num_pieces = 0
+
+    def is_lost(self, at: int) -> bool:
+        return self.block_ids[at] in self.lost[self.group_ids[at]]
+
+
+Job = LoadJob | StoreJob
+
+
+class TransferEngine:
+    """`num_threads` threads for loads and as many for stores, so that neither waits for the other.
+
+    At most `most_pages` pages in each direction are queued or moved at a time: `has_room` says whether some more may
+    be submitted. What ends is in `take_done`.
+    """
+
+    def __init__(
+        self,
+        memory: BlockMemory,
+        tiers: Sequence[Tier],
+        num_groups: int,
+        num_threads: int = 2,
+        most_pages: int = 4096,
+    ) -> None:
+        self.memory = memory
+        self.tiers = list(tiers)
+        self.most_pages = most_pages
+        self.num_loading = 0  # pages
+        self.num_storing = 0
+        self._sizes = [memory.page_bytes(group_id) for group_id in range(num_groups)]
+        self._piece_pages = max(1, min(MOST_PIECE_PAGES, PIECE_BYTES // max(1, *self._sizes)))
+        self._buffers = local()
+        self._done: deque[Job] = deque()
+        self._arrived = Event()
+        self._lock = Lock()
+        self._loads: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._stores: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads = [
+            Thread(target=self._work, args=(queue,), name=f"blockpool-{name}-{number}", daemon=True)
+            for queue, name in ((self._loads, "load"), (self._stores, "store"))
+            for number in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # -- asking: one thread, that of the steps ---------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is queued, moved, or to be taken."""
+        return self.num_loading == 0 and self.num_storing == 0 and not self._done
+
+    def room_to_store(self) -> int:
+        """How many more pages may be submitted to be stored."""
+        return max(0, self.most_pages - self.num_storing)
+
+    def can_load(self, num_pages: int) -> bool:
+        """Whether so many pages may be submitted: a load larger than all that is allowed may, alone."""
+        return self.num_loading == 0 or self.num_loading + num_pages <= self.most_pages
+
+    def load(self, job: LoadJob) -> None:
+        self.num_loading += len(job.keys)
+        self._submit(job, self._loads, self._load_piece)
+
+    def store(self, job: StoreJob) -> None:
+        job.outcomes = [[] for _ in job.keys]
+        self.num_storing += len(job.keys)
+        self._submit(job, self._stores, self._store_piece)
+
+    def ask(self, question: Callable[[], None]) -> None:
+        """Have something done by a thread that loads, as a lookup that waits for a server."""
+        self._loads.put(question)
+
+    def take_done(self) -> list[Job]:
+        """The jobs that have ended since the last call."""
+        self._arrived.clear()
+        done: list[Job] = []
+        while self._done:
+            job = self._done.popleft()
+            if isinstance(job, LoadJob):
+                self.num_loading -= len(job.keys)
+            else:
+                self.num_storing -= len(job.keys)
+            done.append(job)
+        return done
+
+    def wait(self) -> None:
+        """Return when something has ended that was not taken, or was answered."""
+        self._arrived.wait()
+
+    def wake(self) -> None:
+        """Let `wait` return."""
+        self._arrived.set()
+
+    def close(self) -> None:
+        """What is queued is still done. Twice is once."""
+        for thread in self._threads:
+            (self._loads if "-load-" in thread.name else self._stores).put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+    def _submit(
+        self, job: Job, queue: SimpleQueue[Callable[[], None] | None], move: Callable[[Job, range], None]
+    ) -> None:
+        count = len(job.keys)
+        pieces = [range(at, min(at + self._piece_pages, count)) for at in range(0, count, self._piece_pages)]
+        job.num_pieces = len(pieces)
+        if not pieces:
+            self._end(job)
+        for piece in pieces:
+            queue.put(partial(move, job, piece))
+
+    # -- moving: in threads ----------------------------------------------------------------------------
+
+    def _work(self, queue: SimpleQueue[Callable[[], None] | None]) -> None:
+        while True:
+            task = queue.get()
+            if task is None:
+                return
+            task()
+
+    def _end(self, job: Job) -> None:
+        self._done.append(job)
+        self._arrived.set()
+
+    def _piece_has_ended(self, job: Job) -> None:
+        with self._lock:
+            job.num_pieces -= 1
+            is_last = job.num_pieces == 0
+        if is_last:
+            self._end(job)
+
+    def _pages(self, job: Job, piece: range) -> list[memoryview]:
+        """Room for the pages of a piece, the thread's own."""
+        sizes = [self._sizes[job.group_ids[at]] for at in piece]
+        room: memoryview | None = getattr(self._buffers, "room", None)
+        if room is None or len(room) < sum(sizes):
+            room = memoryview(bytearray(sum(sizes)))
+            self._buffers.room = room
+        pages: list[memoryview] = []
+        first = 0
+        for size in sizes:
+            pages.append(room[first : first + size])
+            first += size
+        return pages
+
+    def _load_piece(self, job: Job, piece: range) -> None:
+        assert isinstance(job, LoadJob)
+        try:
+            pages = dict(zip(piece, self._pages(job, piece), strict=True))
+            left = list(piece)
+            for number, tier in enumerate(self.tiers):
+                asked = list(left)
+                if not asked or job.is_cancelled:
+                    break
+                outcomes = tier.load([job.keys[at] for at in asked], [pages[at] for at in asked])
+                for at, outcome in zip(asked, outcomes, strict=True):
+                    if outcome is Loaded.OK:
+                        if not job.write(self.memory, at, pages[at]):
+                            return
+                        job.sources[at] = number
+                        left.remove(at)
+                    if outcome is not Loaded.MISSING:
+                        job.outcomes[at] = outcome
+            self._promote(job, piece, pages)
+        except Exception as error:  # of a tier or a memory that breaks its promise: the pages are not there
+            job.error = error
+        finally:
+            self._piece_has_ended(job)
+
+    def _promote(self, job: LoadJob, piece: range, pages: dict[int, memoryview]) -> None:
+        """What a slower tier gave goes into the faster ones too, but for those that others own."""
+        for number, tier in enumerate(self.tiers):
+            up = [at for at in piece if job.sources[at] > number]
+            if up and not tier.is_remote:
+                tier.store([job.keys[at] for at in up], [pages[at] for at in up])
+
+    def _store_piece(self, job: Job, piece: range) -> None:
+        assert isinstance(job, StoreJob)
+        try:
+            pages: dict[int, memoryview] = {}
+            for at, page in zip(piece, self._pages(job, piece), strict=True):
+                if not job.is_lost(at):
+                    self.memory.read_page(job.group_ids[at], job.block_ids[at], page)
+                    if not job.is_lost(at):  # it was nobody else's until it was all read
+                        pages[at] = page
+            for number, tier in enumerate(self.tiers):
+                down = [at for at in pages if number in job.targets[at]]
+                if not down:
+                    continue
+                outcomes = tier.store([job.keys[at] for at in down], [pages[at] for at in down])
+                for at, outcome in zip(down, outcomes, strict=True):
+                    job.outcomes[at].append(outcome)
+        except Exception as error:
+            job.error = error
+        finally:
+            self._piece_has_ended(job)
