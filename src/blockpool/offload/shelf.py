@@ -148,8 +148,9 @@ class Shelf:
                     continue
                 if self._state[slot] == PRESENT and results[place] is Loaded.CORRUPT:
                     self._leave(slot)
-                    wipes.append(slot)
-                elif self._state[slot] == PRESENT and results[place] is Loaded.OK:
+                    wipes.append(slot)  # the reader's hold is now that of who wipes it
+                    continue
+                if self._state[slot] == PRESENT and results[place] is Loaded.OK:
                     self._use(slot, now - place)
                 self._let_go(slot)
             return wipes
@@ -158,12 +159,15 @@ class Shelf:
         """A slot for each page that is not there. Pages of one call never evict each other."""
         with self._lock:
             now = self._advance(len(keys))
-            writes = []
-            for place, key in enumerate(keys):
-                slot = self._index.get(key, NO_SLOT)
-                refused: Stored | None = None
+            slots = [self._index.get(key, NO_SLOT) for key in keys]
+            for slot in slots:
                 if slot != NO_SLOT:
                     self._readers[slot] += 1
+            writes = []
+            for place, key in enumerate(keys):
+                slot = slots[place]
+                refused: Stored | None = None
+                if slot != NO_SLOT:
                     refused = Stored.PRESENT
                 else:
                     slot = self._take(self._share_of(key))

@@ -224,12 +224,14 @@ class ValkeyTier:
 
     def _setting(self, key: bytes, page: memoryview) -> tuple[Any, ...]:
         life = () if self._ttl_ms is None else ("PX", self._ttl_ms)
-        return ("SET", self._name_of(key), self._form.wrap(page), *life)
+        return ("SET", self._name_of(key), self._form.wrap(page), "NX", *life)
 
     def _stored(self, answer: Any) -> Stored:
         if answer in (True, b"OK"):
             return Stored.OK
-        if isinstance(answer, self._redis.exceptions.ResponseError):
+        if answer is None:
+            return Stored.PRESENT  # somebody else was faster
+        if isinstance(answer, self._redis.exceptions.ResponseError) and not _is_loss(answer, self._redis):
             is_full = isinstance(answer, self._redis.exceptions.OutOfMemoryError) or _starts(answer, "OOM")
             return Stored.NO_ROOM if is_full else Stored.FAILED
         return Stored.UNREACHABLE
@@ -316,7 +318,7 @@ def _starts(error: Exception, word: str) -> bool:
 
 
 def _is_loss(answer: Any, redis: Any) -> bool:
-    """The connection went, not the command."""
+    """The connection or the cluster went, not the command."""
     if isinstance(answer, redis.exceptions.ResponseError):
-        return False
+        return isinstance(answer, redis.exceptions.ClusterDownError)
     return isinstance(answer, redis.exceptions.RedisError | OSError)
