@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +92,7 @@ class Cluster:
                     client.execute_command("CLUSTER", "ADDSLOTS", *range(begin, min(begin + 1000, last + 1)))
                 client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
             for client in clients:
-                until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER INFO", NEVER_DECODE=True))
-                until(lambda: b"cluster_known_nodes:3" in client.execute_command("CLUSTER INFO", NEVER_DECODE=True))
+                wait_for_cluster(client)
                 client.close()
         except BaseException:
             self.kill()
@@ -109,9 +107,10 @@ class Cluster:
             node.kill()
 
 
-def until(true: Callable[[], bool], tries: int = 200_000) -> None:
-    """Ask another process until it says so: each time is a round trip."""
+def wait_for_cluster(client: Any, tries: int = 200_000) -> None:
+    """Until this node knows all three and finds that all is well; each time is a round trip."""
     for _ in range(tries):
-        if true():
+        says = client.execute_command("CLUSTER INFO")
+        if says["cluster_state"] == "ok" and says["cluster_known_nodes"] == "3":
             return
-    raise RuntimeError("it never came")
+    raise RuntimeError(f"no cluster came of it: {says}")

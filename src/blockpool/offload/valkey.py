@@ -75,6 +75,7 @@ class ValkeyTier:
         self._timeout_s = timeout_s
         self._clock = clock
         self._asked_again_at: float | None = None
+        self._last_failure: Exception | None = None
         self._form = ValueForm(best_checksum())
         self._stats = TierStats()
         self._changes: list[Change] = []
@@ -84,7 +85,8 @@ class ValkeyTier:
             self._redis: Any = import_module("redis")
         except ImportError:
             raise MissingExtraError(f"tier {name!r} needs redis: pip install 'blockpool[valkey]'") from None
-        self._gone = (self._redis.exceptions.RedisError, OSError)
+        exceptions = self._redis.exceptions
+        self._gone = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
         self._connecting = threading.Lock()
         self._client: Any = None
         self._url = ""
@@ -107,6 +109,11 @@ class ValkeyTier:
     def is_reachable(self) -> bool:
         """Whether the server would be asked now."""
         return self._asked_again_at is None or self._clock() >= self._asked_again_at
+
+    @property
+    def last_failure(self) -> Exception | None:
+        """Why it was UNREACHABLE last: the client's exception. A wrong password is one."""
+        return self._last_failure
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         answers: list[Any] = []
@@ -189,8 +196,8 @@ class ValkeyTier:
                 if len(names) == KEYS_AT_ONCE:
                     num_cleared += self._unlink(names)
                     names = []
-        except self._gone:
-            self._went_away()
+        except self._gone as why:
+            self._went_away(why)
             return num_cleared
         num_cleared += self._unlink(names)
         with self._lock:
@@ -231,7 +238,7 @@ class ValkeyTier:
             return Stored.OK
         if answer is None:
             return Stored.PRESENT  # somebody else was faster
-        if isinstance(answer, self._redis.exceptions.ResponseError) and not _is_loss(answer, self._redis):
+        if isinstance(answer, self._redis.exceptions.ResponseError) and not self._is_loss(answer):
             is_full = isinstance(answer, self._redis.exceptions.OutOfMemoryError) or _starts(answer, "OOM")
             return Stored.NO_ROOM if is_full else Stored.FAILED
         return Stored.UNREACHABLE
@@ -250,10 +257,11 @@ class ValkeyTier:
                 pipeline.execute_command(*command)
             answers: list[Any] = pipeline.execute(raise_on_error=False)
         except self._gone as why:
-            self._went_away()
+            self._went_away(why)
             return [why] * len(commands)
-        if any(_is_loss(answer, self._redis) for answer in answers):
-            self._went_away()
+        loss = next((answer for answer in answers if self._is_loss(answer)), None)
+        if loss is not None:
+            self._went_away(loss)
         return answers
 
     def _connected(self) -> Any:
@@ -267,11 +275,18 @@ class ValkeyTier:
             if self._client is None:
                 try:
                     self._client = self._connect()
-                except self._gone:
-                    self._went_away()
+                except self._gone as why:
+                    self._went_away(why)
             return self._client
 
-    def _went_away(self) -> None:
+    def _is_loss(self, answer: Any) -> bool:
+        """The connection or the cluster went, not the command."""
+        if isinstance(answer, self._redis.exceptions.ResponseError):
+            return isinstance(answer, self._redis.exceptions.ClusterDownError)
+        return isinstance(answer, self._gone)
+
+    def _went_away(self, why: Exception) -> None:
+        self._last_failure = why
         self._asked_again_at = self._clock() + self._retry_after_s
 
     def _connect(self) -> Any:
@@ -290,9 +305,11 @@ class ValkeyTier:
         if scheme is None:
             raise ServerError(f"{url!r} begins with none of {', '.join(SCHEMES)}")
         try:
-            import_module("redis.connection").parse_url(SCHEMES[scheme] + url.removeprefix(scheme))
+            options = import_module("redis.connection").parse_url(SCHEMES[scheme] + url.removeprefix(scheme))
         except ValueError as why:
             raise ServerError(f"{url!r}: {why}") from None
+        if scheme == CLUSTER and options.get("db", 0) != 0:
+            raise ServerError(f"{url!r}: a cluster has no database but 0")
         return url
 
 
@@ -315,10 +332,3 @@ def _escaped(name: bytes) -> bytes:
 
 def _starts(error: Exception, word: str) -> bool:
     return str(error).startswith(word)
-
-
-def _is_loss(answer: Any, redis: Any) -> bool:
-    """The connection or the cluster went, not the command."""
-    if isinstance(answer, redis.exceptions.ResponseError):
-        return isinstance(answer, redis.exceptions.ClusterDownError)
-    return isinstance(answer, redis.exceptions.RedisError | OSError)
