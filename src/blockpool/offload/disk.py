@@ -1,0 +1,234 @@
+"""Pages in one file that survives the process, and proves its bytes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from array import array
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from blockpool.offload.checksum import CHECKSUM_BYTES, best_checksum, checksum_named
+from blockpool.offload.disk_layout import (
+    ALIGNMENT,
+    ENTRY_BYTES,
+    MAX_KEY_BYTES,
+    NO_ENTRY,
+    Entry,
+    Layout,
+    read_header,
+)
+from blockpool.offload.errors import DiskFileError, DiskFullError, DiskInUseError
+from blockpool.offload.shelf import Kept
+from blockpool.offload.slot_tier import SlotTier
+from blockpool.offload.tier import Buffer, Loaded
+
+#: So many entries are read or wiped at once.
+ENTRIES_AT_ONCE = 8192
+NO_ROOM_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class Reopened(msgspec.Struct, frozen=True):
+    """What was in the file at the start. `num_dropped`: entries that were torn, or whose page lies behind the end of
+    a file that was cut. `num_surplus`: stored twice, or more than the quotas allow now."""
+
+    num_pages: int = 0
+    num_dropped: int = 0
+    num_surplus: int = 0
+
+
+class DiskTier(SlotTier):
+    """One preallocated file, for one process at a time. Buffers are read and written in place, without a copy.
+
+    Every page is checked at every load: other bytes than were stored are CORRUPT, and discarded. Checksums are
+    xxh3_128 where xxhash is installed when the file is made, else SHA-1; the file says which.
+
+    *After kill -9* every page that can be found has its bytes: an entry is wiped before its slot is written again,
+    and written after it. *After a power loss* the system may have kept an entry and not its page: such a page can be
+    found, is CORRUPT when it is loaded, and nothing else. So nothing waits for the device but `close`, which also
+    notes down what was used last; after a crash the order is that of the stores.
+
+    `policy`: "lru" or "arc"; after a restart all pages count as used once. `quotas`: see SlotTier.
+    """
+
+    max_key_bytes = MAX_KEY_BYTES
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        capacity_bytes: int,
+        page_bytes: int,
+        policy: str = "lru",
+        quotas: Mapping[bytes, int] | None = None,
+        name: str = "disk",
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """Make the file, or go on with it: it must be of this page size and capacity, or `overwrite` be set.
+
+        Raises DiskFileError, DiskInUseError, DiskFullError, MissingExtraError, TierSizeError, PolicyError, OSError.
+        """
+        super().__init__(name, "STORAGE", capacity_bytes, page_bytes, policy, quotas or {})
+        self.path = Path(path)
+        num_slots = self._shelf.num_slots
+        self._checksums = bytearray(CHECKSUM_BYTES * num_slots)
+        self._entry_uses = array("Q", bytes(8 * num_slots))  # what the entry in the file says
+        self._may_have_entry = bytearray(num_slots)  # in the file, whole or torn
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._lock_file()
+            self.reopened = self._open_layout(overwrite)
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    @property
+    def checksum(self) -> str:
+        """Which one the file has."""
+        return self._layout.checksum
+
+    def _lock_file(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DiskInUseError(f"{self.path} is in use by another tier") from None
+
+    def _open_layout(self, overwrite: bool) -> Reopened:
+        found_bytes = os.fstat(self._file).st_size
+        if overwrite:
+            os.ftruncate(self._file, 0)
+            found_bytes = 0
+        if not found_bytes:
+            name = best_checksum()
+            self._layout = Layout(self.page_bytes, self._shelf.num_slots, name, os.urandom(16))
+        else:
+            self._layout = self._read_layout()
+        self._checksum = checksum_named(self._layout.checksum, str(self.path), "disk")
+        if not found_bytes:
+            self._write_all(self._layout.header(), 0)
+        self._preallocate(is_new=not found_bytes)
+        return self._reopen(found_bytes) if found_bytes else Reopened()
+
+    def _read_layout(self) -> Layout:
+        def refuse(reason: str) -> DiskFileError:
+            return DiskFileError(f"{self.path}: {reason}; overwrite=True makes it anew")
+
+        layout = read_header(os.pread(self._file, ALIGNMENT, 0), refuse)
+        if layout.page_bytes != self.page_bytes:
+            raise refuse(f"its pages have {layout.page_bytes} bytes, not {self.page_bytes}")
+        if layout.num_slots != self._shelf.num_slots:
+            raise refuse(f"it has room for {layout.num_slots} pages, not {self._shelf.num_slots}")
+        return layout
+
+    def _preallocate(self, is_new: bool) -> None:
+        try:
+            os.posix_fallocate(self._file, 0, self._layout.file_bytes)
+        except OSError as why:
+            if is_new:
+                os.unlink(self.path)
+            if why.errno not in NO_ROOM_ERRORS:
+                raise
+            raise DiskFullError(
+                why.errno, f"no room for {self._layout.file_bytes} bytes: {why.strerror}", str(self.path)
+            ) from None
+
+    def _reopen(self, found_bytes: int) -> Reopened:
+        pages = []
+        num_dropped = 0
+        for slot, data in self._entries():
+            self._may_have_entry[slot] = True
+            entry = self._layout.read_entry(slot, data, self._checksum)
+            if entry is None or self._layout.slot_offset(slot) + entry.num_bytes > found_bytes:
+                num_dropped += 1
+                continue
+            pages.append(Kept(entry.key, slot, entry.num_bytes, entry.last_use))
+            self._checksums[slot * CHECKSUM_BYTES : (slot + 1) * CHECKSUM_BYTES] = entry.checksum
+            self._entry_uses[slot] = entry.last_use
+        surplus = self._shelf.adopt(pages)
+        self._wipe(surplus)
+        return Reopened(len(pages) - len(surplus), num_dropped, len(surplus))
+
+    def _entries(self) -> Iterator[tuple[int, bytes]]:
+        """Those that are not blank."""
+        blank = NO_ENTRY * ENTRIES_AT_ONCE
+        for first in range(0, self._layout.num_slots, ENTRIES_AT_ONCE):
+            count = min(ENTRIES_AT_ONCE, self._layout.num_slots - first)
+            data = os.pread(self._file, count * ENTRY_BYTES, self._layout.entry_offset(first))
+            if data == blank[: len(data)]:
+                continue
+            for place in range(count):
+                entry = data[place * ENTRY_BYTES : (place + 1) * ENTRY_BYTES]
+                if entry != NO_ENTRY:
+                    yield first + place, entry
+
+    def _read(self, slot: int, page: memoryview) -> Loaded:
+        offset = self._layout.slot_offset(slot)
+        rest = page
+        try:
+            while rest:
+                num_read = os.preadv(self._file, [rest], offset)
+                if not num_read:
+                    return Loaded.CORRUPT  # the file was cut
+                offset += num_read
+                rest = rest[num_read:]
+        except OSError:
+            return Loaded.UNREACHABLE
+        stored = self._checksums[slot * CHECKSUM_BYTES : (slot + 1) * CHECKSUM_BYTES]
+        return Loaded.OK if self._checksum(page) == stored else Loaded.CORRUPT
+
+    def _write(self, slot: int, key: bytes, page: memoryview, last_use: int) -> bool:
+        checksum = self._checksum(page)
+        try:
+            if self._may_have_entry[slot]:
+                self._write_all(NO_ENTRY, self._layout.entry_offset(slot))
+                self._may_have_entry[slot] = False
+            self._write_all(page, self._layout.slot_offset(slot))
+            self._write_entry(slot, Entry(key, len(page), last_use, checksum))
+        except OSError:
+            return False
+        self._checksums[slot * CHECKSUM_BYTES : (slot + 1) * CHECKSUM_BYTES] = checksum
+        return True
+
+    def _write_entry(self, slot: int, entry: Entry) -> None:
+        self._may_have_entry[slot] = True
+        self._write_all(self._layout.entry(slot, entry, self._checksum), self._layout.entry_offset(slot))
+        self._entry_uses[slot] = entry.last_use
+
+    def _wipe(self, slots: list[int]) -> None:
+        """Neighbours at once. Where the device refuses, a page may be found again after a restart: its own bytes."""
+        slots = sorted(slot for slot in slots if self._may_have_entry[slot])
+        start = 0
+        for end in range(1, len(slots) + 1):
+            first, count = slots[start], end - start
+            if end < len(slots) and slots[end] == first + count and count < ENTRIES_AT_ONCE:
+                continue
+            start = end
+            try:
+                self._write_all(NO_ENTRY * count, self._layout.entry_offset(first))
+            except OSError:
+                continue  # whoever takes the slot next wipes it first
+            self._may_have_entry[first : first + count] = bytes(count)
+
+    def _write_all(self, data: Buffer, offset: int) -> None:
+        rest = memoryview(data)
+        while rest:
+            num_written = os.pwritev(self._file, [rest], offset)
+            if not num_written:
+                raise OSError(errno.EIO, "nothing was written", str(self.path))
+            offset += num_written
+            rest = rest[num_written:]
+
+    def _give_back(self) -> None:
+        try:
+            for key, slot, num_bytes, last_use in self._shelf.last_uses():
+                if self._entry_uses[slot] != last_use:
+                    checksum = bytes(self._checksums[slot * CHECKSUM_BYTES : (slot + 1) * CHECKSUM_BYTES])
+                    self._write_entry(slot, Entry(key, num_bytes, last_use, checksum))
+            os.fdatasync(self._file)
+        except OSError:
+            pass  # an entry that was not written keeps its page or loses it, and is never wrong
+        finally:
+            os.close(self._file)

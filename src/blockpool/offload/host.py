@@ -1,0 +1,46 @@
+"""Pages in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from blockpool.offload.slot_tier import SlotTier
+from blockpool.offload.tier import Loaded
+
+
+class HostTier(SlotTier):
+    """One arena, taken and touched at the start: no page fault comes later. Copies release the interpreter lock.
+
+    `policy`: "lru" or "arc". `quotas`: see SlotTier. Nothing survives the process.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        page_bytes: int,
+        policy: str = "lru",
+        quotas: Mapping[bytes, int] | None = None,
+        name: str = "host",
+    ) -> None:
+        """Raises TierSizeError and PolicyError; MemoryError where there is not that much."""
+        super().__init__(name, "CPU", capacity_bytes, page_bytes, policy, quotas or {})
+        self._arena = np.empty(self.capacity_bytes, dtype=np.uint8)
+        self._arena.fill(0)
+
+    def _read(self, slot: int, page: memoryview) -> Loaded:
+        start = slot * self.page_bytes
+        np.copyto(np.frombuffer(page, np.uint8), self._arena[start : start + len(page)])
+        return Loaded.OK
+
+    def _write(self, slot: int, key: bytes, page: memoryview, last_use: int) -> bool:
+        start = slot * self.page_bytes
+        np.copyto(self._arena[start : start + len(page)], np.frombuffer(page, np.uint8))
+        return True
+
+    def _wipe(self, slots: list[int]) -> None:
+        """Without the index there is no way to a page."""
+
+    def _give_back(self) -> None:
+        self._arena = np.empty(0, dtype=np.uint8)

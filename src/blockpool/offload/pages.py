@@ -1,0 +1,43 @@
+"""Buffers as the tiers want them: one run of bytes, of a length that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blockpool.offload.errors import KeyLengthError, PageError
+from blockpool.offload.tier import Buffer
+
+
+def as_bytes(page: Buffer, key: bytes) -> memoryview:
+    view = memoryview(page)
+    if not view.c_contiguous:
+        raise PageError(f"the page of key {key.hex()} is not one run of bytes")
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def pages_to_store(
+    keys: Sequence[bytes], pages: Sequence[Buffer], page_bytes: int, max_key_bytes: int
+) -> list[memoryview]:
+    """Raises PageError and KeyLengthError."""
+    views = _views(keys, pages)
+    for key, view in zip(keys, views, strict=True):
+        if not 0 < len(key) <= max_key_bytes:
+            raise KeyLengthError(f"a key of {len(key)} bytes; this tier takes 1 to {max_key_bytes}: {key.hex()}")
+        if not 0 < len(view) <= page_bytes:
+            raise PageError(f"the page of key {key.hex()} has {len(view)} bytes; this tier takes 1 to {page_bytes}")
+    return views
+
+
+def pages_to_fill(keys: Sequence[bytes], pages: Sequence[memoryview]) -> list[memoryview]:
+    """Raises PageError."""
+    views = _views(keys, pages)
+    for key, view in zip(keys, views, strict=True):
+        if view.readonly:
+            raise PageError(f"the buffer for key {key.hex()} cannot be written")
+    return views
+
+
+def _views(keys: Sequence[bytes], pages: Sequence[Buffer]) -> list[memoryview]:
+    if len(keys) != len(pages):
+        raise PageError(f"{len(keys)} keys with {len(pages)} pages")
+    return [as_bytes(page, key) for key, page in zip(keys, pages, strict=True)]

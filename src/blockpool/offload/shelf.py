@@ -1,0 +1,370 @@
+"""Which slot of a tier has which page: the books of the tiers that keep pages in slots of their own."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from blockpool.offload.arc import ArcPolicy
+from blockpool.offload.errors import PolicyError, TierSizeError
+from blockpool.offload.lru import LruPolicy
+from blockpool.offload.namespace import namespace_of
+from blockpool.offload.policy import Policy
+from blockpool.offload.tally import count_loads, count_stores
+from blockpool.offload.tier import Change, ChangeKind, Loaded, Stored, TierStats
+
+#: In the place of a slot: there is none.
+NO_SLOT = -1
+
+# what a slot is
+FREE = 0
+WRITING = 1  # its page cannot be found yet
+PRESENT = 2  # its page is in the index
+LEAVING = 3  # out of the index, and held by readers or by who wipes it
+
+
+def policy_named(name: str, num_slots: int) -> Policy[bytes]:
+    """Raises PolicyError."""
+    if name == "lru":
+        return LruPolicy()
+    if name == "arc":
+        return ArcPolicy(num_slots)
+    raise PolicyError(f"policy {name!r} is not known; there are 'lru' and 'arc'")
+
+
+class Share:
+    """The slots that the pages of a namespace, or of all that have no quota, may take."""
+
+    def __init__(self, num_slots: int, policy: Policy[bytes]) -> None:
+        self.num_slots = num_slots
+        self.num_taken = 0
+        self.policy = policy
+
+
+class Write(NamedTuple):
+    """One page that is to be written, or that need not be."""
+
+    key: bytes
+    slot: int
+    refused: Stored | None  # PRESENT holds the slot as a reader does; NO_ROOM has none
+    last_use: int
+
+
+class Kept(NamedTuple):
+    """A page that was there before: of a file."""
+
+    key: bytes
+    slot: int
+    num_bytes: int
+    last_use: int
+
+
+class Shelf:
+    """Slots, keys, readers, order and quotas. Each method is one atomic step; no bytes are touched here.
+
+    A page is read between `begin_reads` and `end_reads`, and written between `begin_writes` and `end_writes`: it is
+    not evicted meanwhile, and not found before. Slots that a method hands out to be wiped stay taken until
+    `release`. What a call uses or writes becomes recent from its last page to its first: of a prefix, the end is
+    evicted before the beginning.
+    """
+
+    def __init__(self, num_slots: int, page_bytes: int, policy: str, quotas: Mapping[bytes, int]) -> None:
+        """`quotas`: bytes by namespace prefix. Raises TierSizeError and PolicyError."""
+        if num_slots < 1:
+            raise TierSizeError(f"the capacity is less than one page of {page_bytes} bytes")
+        by_namespace = {prefix: quota // page_bytes for prefix, quota in quotas.items()}
+        if any(quota < 0 for quota in quotas.values()):
+            raise TierSizeError(f"a quota is negative: {min(quotas.values())} bytes")
+        num_others = num_slots - sum(by_namespace.values())
+        if num_others < 0:
+            raise TierSizeError(f"the quotas are {-num_others} pages more than the capacity of {num_slots} pages")
+        self.num_slots = num_slots
+        self.page_bytes = page_bytes
+        self._shares = {prefix: Share(own, policy_named(policy, own)) for prefix, own in by_namespace.items()}
+        self._others = Share(num_others, policy_named(policy, num_others))
+        self._index: dict[bytes, int] = {}
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._state = bytearray(num_slots)
+        self._void = bytearray(num_slots)  # discarded while it was written
+        self._keys: list[bytes] = [b""] * num_slots
+        self._num_bytes = array("Q", bytes(8 * num_slots))
+        self._readers = array("I", bytes(4 * num_slots))
+        self._last_use = array("Q", bytes(8 * num_slots))
+        self._writing: set[int] = set()
+        self._now = 1
+        self._used_bytes = 0
+        self._stats = TierStats()
+        self._changes: list[Change] = []
+        self.reports_changes = False
+        self._lock = threading.Lock()
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used_bytes
+
+    def lookup(self, keys: Sequence[bytes]) -> list[bool]:
+        with self._lock:
+            return [key in self._index for key in keys]
+
+    def keys(self) -> list[bytes]:
+        with self._lock:
+            return list(self._index)
+
+    def stats(self) -> TierStats:
+        with self._lock:
+            return msgspec.structs.replace(self._stats)
+
+    def take_changes(self) -> list[Change]:
+        with self._lock:
+            taken, self._changes = self._changes, []
+            return taken
+
+    def begin_reads(self, keys: Sequence[bytes]) -> list[tuple[int, int]]:
+        """The slot and the length of each page, both NO_SLOT where it is not there."""
+        with self._lock:
+            reads = []
+            for key in keys:
+                slot = self._index.get(key, NO_SLOT)
+                if slot == NO_SLOT:
+                    reads.append((NO_SLOT, NO_SLOT))
+                    continue
+                self._readers[slot] += 1
+                reads.append((slot, self._num_bytes[slot]))
+            return reads
+
+    def end_reads(self, reads: Sequence[tuple[int, int]], results: Sequence[Loaded]) -> list[int]:
+        """Corrupt pages are discarded: the slots to wipe."""
+        with self._lock:
+            count_loads(self._stats, results, [num_bytes for _, num_bytes in reads])
+            now = self._advance(len(reads))
+            wipes = []
+            for place in range(len(reads) - 1, -1, -1):
+                slot = reads[place][0]
+                if slot == NO_SLOT:
+                    continue
+                if self._state[slot] == PRESENT and results[place] is Loaded.CORRUPT:
+                    self._leave(slot)
+                    wipes.append(slot)  # the reader's hold is now that of who wipes it
+                    continue
+                if self._state[slot] == PRESENT and results[place] is Loaded.OK:
+                    self._use(slot, now - place)
+                self._let_go(slot)
+            return wipes
+
+    def begin_writes(self, keys: Sequence[bytes], lengths: Sequence[int]) -> list[Write]:
+        """A slot for each page that is not there. Pages of one call never evict each other."""
+        with self._lock:
+            now = self._advance(len(keys))
+            slots = [self._index.get(key, NO_SLOT) for key in keys]
+            for slot in slots:
+                if slot != NO_SLOT:
+                    self._readers[slot] += 1
+            writes = []
+            for place, key in enumerate(keys):
+                slot = slots[place]
+                refused: Stored | None = None
+                if slot != NO_SLOT:
+                    refused = Stored.PRESENT
+                else:
+                    slot = self._take(self._share_of(key))
+                    if slot == NO_SLOT:
+                        refused = Stored.NO_ROOM
+                    else:
+                        self._state[slot] = WRITING
+                        self._void[slot] = False
+                        self._keys[slot] = key
+                        self._num_bytes[slot] = lengths[place]
+                        self._writing.add(slot)
+                writes.append(Write(key, slot, refused, now - place))
+            return writes
+
+    def end_writes(self, writes: Sequence[Write], written: Sequence[bool]) -> tuple[list[Stored], list[int]]:
+        """What came of each page, and the slots to wipe: of pages that may not be found after all."""
+        with self._lock:
+            results = [Stored.FAILED] * len(writes)
+            wipes = []
+            for place in range(len(writes) - 1, -1, -1):
+                key, slot, refused, last_use = writes[place]
+                if refused is not None:
+                    results[place] = refused
+                    if refused is Stored.PRESENT:
+                        if self._state[slot] == PRESENT:
+                            self._use(slot, last_use)
+                        self._let_go(slot)
+                    continue
+                self._writing.remove(slot)
+                if not written[place]:
+                    self._free_slot(slot)
+                    continue
+                results[place] = Stored.OK
+                if self._void[slot] or key in self._index:
+                    # discarded right after it was stored, or stored by somebody else at the same time
+                    if not self._void[slot]:
+                        results[place] = Stored.PRESENT
+                    self._state[slot] = LEAVING
+                    self._readers[slot] += 1
+                    wipes.append(slot)
+                    continue
+                self._enter(slot, last_use)
+                self._note(ChangeKind.STORED, key)
+            count_stores(self._stats, results, [self._num_bytes[write.slot] for write in writes])
+            return results, wipes
+
+    def discard(self, keys: Sequence[bytes]) -> list[int]:
+        """The slots to wipe. A page that is being written is forgotten as well, once it is."""
+        with self._lock:
+            wipes = []
+            for key in keys:
+                slot = self._index.get(key, NO_SLOT)
+                if slot != NO_SLOT:
+                    self._readers[slot] += 1
+                    self._leave(slot)
+                    wipes.append(slot)
+            if self._writing:
+                forgotten = set(keys)
+                for slot in self._writing:
+                    if self._keys[slot] in forgotten:
+                        self._void[slot] = True
+            return wipes
+
+    def clear(self) -> list[int]:
+        """The slots of all pages, to be wiped. Pages that are being written are forgotten as well, once they are."""
+        with self._lock:
+            wipes = list(self._index.values())
+            for slot in wipes:
+                self._readers[slot] += 1
+                self._state[slot] = LEAVING
+            for slot in self._writing:
+                self._void[slot] = True
+            self._index.clear()
+            self._used_bytes = 0
+            for share in (*self._shares.values(), self._others):
+                share.policy.clear()
+            if self.reports_changes:
+                self._changes.append(Change(ChangeKind.CLEARED, b""))
+            return wipes
+
+    def release(self, slots: Iterable[int]) -> None:
+        """These are wiped."""
+        with self._lock:
+            for slot in slots:
+                self._let_go(slot)
+
+    def adopt(self, pages: Iterable[Kept]) -> list[int]:
+        """Pages of before, into an empty shelf: the newest that the quotas allow. The slots of the others."""
+        with self._lock:
+            chosen: list[Kept] = []
+            surplus = []
+            known: set[bytes] = set()
+            for page in sorted(pages, key=lambda page: page.last_use, reverse=True):
+                share = self._share_of(page.key)
+                if page.key in known or share.num_taken == share.num_slots:
+                    surplus.append(page.slot)
+                    continue
+                known.add(page.key)
+                share.num_taken += 1
+                chosen.append(page)
+            for page in reversed(chosen):
+                self._keys[page.slot] = page.key
+                self._num_bytes[page.slot] = page.num_bytes
+                self._enter(page.slot, page.last_use)
+                self._now = page.last_use + 1
+            self._free = [slot for slot in range(self.num_slots - 1, -1, -1) if self._state[slot] == FREE]
+            return surplus
+
+    def last_uses(self) -> list[Kept]:
+        """All pages that can be found."""
+        with self._lock:
+            return [Kept(key, slot, self._num_bytes[slot], self._last_use[slot]) for key, slot in self._index.items()]
+
+    def audit(self) -> list[str]:
+        """What is wrong with the books while nobody reads or writes: nothing."""
+        with self._lock:
+            shares = [*self._shares.values(), self._others]
+            by_key = {key: slot for slot, key in enumerate(self._keys) if self._state[slot] == PRESENT}
+            wrong = []
+            if by_key != self._index:
+                wrong.append("the index does not list the pages that are present")
+            if sorted(self._free) != [slot for slot in range(self.num_slots) if self._state[slot] == FREE]:
+                wrong.append("the free list does not list the slots that are free")
+            if len(self._free) + len(self._index) != self.num_slots:
+                wrong.append("a slot is neither free nor present")
+            if any(self._readers) or self._writing:
+                wrong.append("somebody reads or writes")
+            if sum(len(share.policy) for share in shares) != len(self._index):
+                wrong.append("the policies do not order the pages that are present")
+            if any(not len(share.policy) == share.num_taken <= share.num_slots for share in shares):
+                wrong.append("a share has other pages than it counts, or more than it may")
+            if any(key not in self._share_of(key).policy for key in self._index):
+                wrong.append("a page is in the order of another share")
+            if self._used_bytes != sum(self._num_bytes[slot] for slot in self._index.values()):
+                wrong.append("the bytes in use are not those of the pages that are present")
+            return wrong
+
+    def _share_of(self, key: bytes) -> Share:
+        if not self._shares:
+            return self._others
+        return self._shares.get(namespace_of(key), self._others)
+
+    def _advance(self, count: int) -> int:
+        """The newest of so many moments."""
+        self._now += count
+        return self._now - 1
+
+    def _take(self, share: Share) -> int:
+        if share.num_taken < share.num_slots:
+            share.num_taken += 1
+            return self._free.pop()
+        for key in share.policy.victims():
+            slot = self._index[key]
+            if not self._readers[slot]:
+                break
+        else:
+            return NO_SLOT
+        share.policy.evicted(key)
+        del self._index[key]
+        self._used_bytes -= self._num_bytes[slot]
+        self._stats.evicted_pages += 1
+        self._note(ChangeKind.REMOVED, key)
+        return slot
+
+    def _enter(self, slot: int, last_use: int) -> None:
+        key = self._keys[slot]
+        self._state[slot] = PRESENT
+        self._last_use[slot] = last_use
+        self._index[key] = slot
+        self._used_bytes += self._num_bytes[slot]
+        self._share_of(key).policy.added(key)
+
+    def _use(self, slot: int, last_use: int) -> None:
+        key = self._keys[slot]
+        self._last_use[slot] = last_use
+        self._share_of(key).policy.used(key)
+
+    def _leave(self, slot: int) -> None:
+        """Out of the index; somebody holds the slot."""
+        key = self._keys[slot]
+        del self._index[key]
+        self._state[slot] = LEAVING
+        self._used_bytes -= self._num_bytes[slot]
+        self._share_of(key).policy.removed(key)
+        self._note(ChangeKind.REMOVED, key)
+
+    def _let_go(self, slot: int) -> None:
+        self._readers[slot] -= 1
+        if self._state[slot] == LEAVING and not self._readers[slot]:
+            self._free_slot(slot)
+
+    def _free_slot(self, slot: int) -> None:
+        self._share_of(self._keys[slot]).num_taken -= 1
+        self._keys[slot] = b""
+        self._state[slot] = FREE
+        self._free.append(slot)
+
+    def _note(self, kind: ChangeKind, key: bytes) -> None:
+        if self.reports_changes:
+            self._changes.append(Change(kind, key))

@@ -1,0 +1,165 @@
+"""A tier that keeps its pages in slots of its own: what host memory and disk have in common."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from blockpool.offload.errors import TierClosedError, TierSizeError
+from blockpool.offload.pages import pages_to_fill, pages_to_store
+from blockpool.offload.shelf import NO_SLOT, Shelf
+from blockpool.offload.tier import Buffer, Change, Loaded, Stored, TierStats
+
+
+class SlotTier(ABC):
+    """See Tier. No lock is held while bytes move: threads read and write different slots at the same time.
+
+    `quotas`: bytes by namespace prefix. A namespace with a quota has that much of the capacity for itself, never
+    takes more, and evicts its own pages; the others share the rest. Quotas and capacity are counted in pages of
+    `page_bytes`, however short a page is. The pages of one call never evict each other, and of one call the last
+    page is evicted first. All methods raise TierClosedError after `close`.
+    """
+
+    is_remote = False
+    max_key_bytes = 2**16
+
+    def __init__(
+        self, name: str, medium: str, capacity_bytes: int, page_bytes: int, policy: str, quotas: Mapping[bytes, int]
+    ) -> None:
+        if page_bytes < 1:
+            raise TierSizeError(f"tier {name!r}: a page of {page_bytes} bytes")
+        self.name = name
+        self.medium = medium
+        self.page_bytes = page_bytes
+        self._shelf = Shelf(capacity_bytes // page_bytes, page_bytes, policy, quotas)
+        self._num_calls = 0
+        self._closed = False
+        self._calls = threading.Condition()
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._shelf.num_slots * self.page_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self._shelf.used_bytes
+
+    @property
+    def reports_changes(self) -> bool:
+        return self._shelf.reports_changes
+
+    @reports_changes.setter
+    def reports_changes(self, wanted: bool) -> None:
+        self._shelf.reports_changes = wanted
+
+    def lookup(self, keys: Sequence[bytes]) -> list[bool]:
+        self._check_open()
+        return self._shelf.lookup(keys)
+
+    def keys(self) -> list[bytes]:
+        """Of all pages that can be found."""
+        return self._shelf.keys()
+
+    def load(self, keys: Sequence[bytes], pages: Sequence[memoryview]) -> list[Loaded]:
+        """A page of another length than its buffer is CORRUPT. Raises PageError."""
+        views = pages_to_fill(keys, pages)
+        with self._call():
+            reads = self._shelf.begin_reads(keys)
+            results = [Loaded.MISSING if slot == NO_SLOT else Loaded.UNREACHABLE for slot, _ in reads]
+            try:
+                for place, (slot, num_bytes) in enumerate(reads):
+                    if slot == NO_SLOT:
+                        continue
+                    view = views[place]
+                    results[place] = self._read(slot, view) if len(view) == num_bytes else Loaded.CORRUPT
+            finally:
+                self._wipe_and_release(self._shelf.end_reads(reads, results))
+            return results
+
+    def store(self, keys: Sequence[bytes], pages: Sequence[Buffer]) -> list[Stored]:
+        """Raises PageError and KeyLengthError."""
+        views = pages_to_store(keys, pages, self.page_bytes, self.max_key_bytes)
+        with self._call():
+            writes = self._shelf.begin_writes(keys, [len(view) for view in views])
+            written = [False] * len(writes)
+            try:
+                for place, (key, slot, refused, last_use) in enumerate(writes):
+                    if refused is None:
+                        written[place] = self._write(slot, key, views[place], last_use)
+            finally:
+                results, wipes = self._shelf.end_writes(writes, written)
+                self._wipe_and_release(wipes)
+            return results
+
+    def discard(self, keys: Sequence[bytes]) -> int:
+        with self._call():
+            wipes = self._shelf.discard(keys)
+            self._wipe_and_release(wipes)
+            return len(wipes)
+
+    def clear(self) -> int:
+        with self._call():
+            wipes = self._shelf.clear()
+            self._wipe_and_release(wipes)
+            return len(wipes)
+
+    def stats(self) -> TierStats:
+        return self._shelf.stats()
+
+    def take_changes(self) -> list[Change]:
+        return self._shelf.take_changes()
+
+    def audit(self) -> list[str]:
+        """What is wrong with the books while no other thread uses the tier: nothing."""
+        return self._shelf.audit()
+
+    def close(self) -> None:
+        """Waits for the calls of other threads."""
+        with self._calls:
+            if self._closed:
+                return
+            self._closed = True
+            self._calls.wait_for(lambda: not self._num_calls)
+        self._give_back()
+
+    @abstractmethod
+    def _read(self, slot: int, page: memoryview) -> Loaded:
+        """Fill the buffer, which is as long as the page."""
+
+    @abstractmethod
+    def _write(self, slot: int, key: bytes, page: memoryview, last_use: int) -> bool:
+        """Whether all of it is there."""
+
+    @abstractmethod
+    def _wipe(self, slots: list[int]) -> None:
+        """Nothing of these may be found again, even after a restart."""
+
+    @abstractmethod
+    def _give_back(self) -> None:
+        """Memory, file."""
+
+    def _wipe_and_release(self, slots: list[int]) -> None:
+        if slots:
+            try:
+                self._wipe(slots)
+            finally:
+                self._shelf.release(slots)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TierClosedError(f"tier {self.name!r} is closed")
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        with self._calls:
+            self._check_open()
+            self._num_calls += 1
+        try:
+            yield
+        finally:
+            with self._calls:
+                self._num_calls -= 1
+                if self._closed:
+                    self._calls.notify_all()
