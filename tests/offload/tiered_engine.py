@@ -23,7 +23,7 @@ class Tiers(Connection):
     ) -> None:
         self.c = c
         self.num_threads = num_threads
-        whens = ["completion", "completion", "eviction", "hits=1", "hits=2"]
+        whens = ["completion", "completion", "completion", "eviction", "hits=1", "hits=2"]
         self.offloader = Offloader(
             manager,
             store,
@@ -33,7 +33,7 @@ class Tiers(Connection):
             guard=c.choice(["watch", "watch", "hold"]),
             evict_ahead=c.choice([1, 2, 8, 64]),
             num_threads=num_threads,
-            most_pages=c.choice([1, 4, 4096]),
+            most_pages=c.choice([1, 4, 4096, 4096]),
             events=c.random() < 0.5,
         )
         self.connector = self.offloader
@@ -76,6 +76,17 @@ class TieredEngine(ShadowEngine):
         self.connection = Tiers(self.c, self.manager, self.store, self.tiers, self.num_threads)
         return self.connection
 
+    def schedule(self) -> bool:
+        if self.c.random() < 0.5:
+            self.connection.offloader.poll(self.scheduler)
+        return super().schedule()
+
+    def load(self) -> None:
+        loading = list(self.connection.offloader._loads)
+        if loading and self.c.random() < self.case.abort_rate * 2:
+            self.scheduler.abort([self.c.choice(loading)])
+        super().load()
+
     def tell(self, at: int) -> None:
         super().tell(at)
         if self.c.random() < 0.8:
@@ -97,7 +108,7 @@ class TieredEngine(ShadowEngine):
 def random_tiers(c: random.Random) -> list[Tier]:
     tiers: list[Tier] = []
     for number in range(c.choice([1, 1, 2, 3])):
-        tier: Tier = PlainTier(c.choice([0, 2, 8, 1000, 1000]), f"tier{number}", c.choice(["CPU", "STORAGE"]))
+        tier: Tier = PlainTier(c.choice([0, 2, 8, 1000, 1000, 1000]), f"tier{number}", c.choice(["CPU", "STORAGE"]))
         if c.random() < 0.5:
             tier = FaultyTier(tier, c, c.choice([0.02, 0.1, 0.5]))
         tiers.append(tier)

@@ -48,5 +48,5 @@ class ServerError(TierError, ValueError):
     """An address of a server that is none."""
 
 
-class OffloadError(ValueError):
+class OffloadError(TierError, ValueError):
     """Tiers, or what is to be done with them, that cannot be."""

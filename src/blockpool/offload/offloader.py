@@ -47,6 +47,7 @@ class Answer:
         self.num_computed_tokens = num_computed_tokens
         self.expires = expires
         self.furthest: int | None = None  # not known yet
+        self.absent: list[tuple[int, bytes]] = []  # remote tiers, by number, and what they have not
 
 
 class Offloader:
@@ -56,9 +57,9 @@ class Offloader:
     fastest first; they stay the caller's, who may share them between engines. `store_when`: when a block goes down,
     for all tiers or by their names: "completion" (its step has run), "eviction" (it is about to be handed out) or
     "hits=N" (it was hit N times). `guard`: "watch" gives the copy of a block up that is handed out before it was
-    read; "hold" keeps the block until it is, but for "eviction". `evict_ahead`: for "eviction", how many blocks at the
-    head of the free queue are kept stored. `num_threads`: for loads, and as many for stores. `most_pages`: queued or
-    moved at a time, in each direction. `events`: have `take_events` filled.
+    read; "hold" keeps the block until it is, but for "eviction". `evict_ahead`: for "eviction", how many blocks at
+    the head of the free queue are kept stored. `num_threads`: for loads, and as many for stores; with 0 nothing
+    moves. `most_pages`: queued or moved at a time, in each direction. `events`: have `take_events` filled.
 
     All methods are for the thread of the steps, and none but `drain`, `sleep`, `wait` and `close` waits. Raises
     OffloadError.
@@ -88,6 +89,8 @@ class Offloader:
         for name, count in (("evict_ahead", evict_ahead), ("most_pages", most_pages)):
             if count < 1:
                 raise OffloadError(f"{name} must be at least 1, not {count}")
+        if num_threads < 0:
+            raise OffloadError(f"num_threads must not be negative, not {num_threads}")
         num_groups = len(manager.managers)
         for tier in tiers:
             for group_id, one in enumerate(manager.managers):
@@ -120,6 +123,7 @@ class Offloader:
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._loads: dict[str, LoadJob] = {}
         self._loading: dict[bytes, LoadJob] = {}  # by key
+        self._claimed: dict[bytes, str] = {}  # key -> who may load it in the step that is planned
         self._aborted: set[str] = set()  # whose load was planned, and not begun
         self._failed: list[str] = []  # to be told with the next poll
         self._num_polls = 0
@@ -144,6 +148,8 @@ class Offloader:
             self._find(request, answer)
         if answer.furthest is None:
             return None
+        self._storer.forget(answer.absent)
+        answer.absent = []
         external = answer.furthest - num_computed_tokens
         if external > 0 and self._must_wait(request, answer):
             return None
@@ -161,6 +167,7 @@ class Offloader:
 
     def step_has_run(self, output: SchedulerOutput) -> None:
         """See Transfers."""
+        self._claimed.clear()
         for load in output.loads:
             if load.request_id in self._aborted:
                 self._aborted.discard(load.request_id)
@@ -171,6 +178,7 @@ class Offloader:
     def poll(self, scheduler: Scheduler) -> int:
         """See Transfers. What was computed since the last call goes on its way down."""
         self._num_polls += 1
+        self._claimed.clear()
         num_told = 0
         for request_id in self._failed:
             scheduler.failed_recving(request_id)
@@ -234,17 +242,19 @@ class Offloader:
         if not self._has_remote:
             answer.furthest = furthest
             return
-        finder, remote = self._finder, [tier for tier in self.tiers if tier.is_remote]
+        finder = self._finder
+        remote = [(number, tier) for number, tier in enumerate(self.tiers) if tier.is_remote]
 
         def ask() -> None:
             def look_up(keys: Sequence[bytes]) -> list[bool]:
                 found = self._look_up(keys)
-                for tier in remote:
+                for number, tier in remote:
                     missing = [at for at, here in enumerate(found) if not here]
                     if missing:
                         there = tier.lookup([keys[at] for at in missing])
                         for at, here in zip(missing, there, strict=True):
                             found[at] = here
+                        answer.absent += [(number, keys[at]) for at in missing if not found[at]]
                 return found
 
             reached = furthest
@@ -276,18 +286,24 @@ class Offloader:
         return any(answer.furthest is None for answer in self._answers.values())
 
     def _must_wait(self, request: EngineRequest, answer: Answer) -> bool:
-        """Others load some of its pages, or more are loaded already than may be."""
-        first, last = answer.num_computed_tokens, answer.furthest or 0
-        num_pages = 0
+        """Others load some of its pages, or may in the same step, or more are loaded already than may be."""
+        request_id = request.request_id
+        wanted: list[bytes] = []
         for manager, keys in zip(self._finder.managers, self._finder.keys(request), strict=True):
-            size = manager.block_size
-            for position in range(max(first // size, manager.needed(last).start), last // size):
-                num_pages += 1
-                job = self._loading.get(keys[position]) if self._loading else None
-                if job is not None:
-                    job.shared_by.add(request.request_id)
-                    return True
-        return not self.transfers.can_load(num_pages)
+            size, first, last = manager.block_size, answer.num_computed_tokens, answer.furthest or 0
+            start = max(first // size, manager.needed(last).start)
+            wanted += [keys[position] for position in range(start, last // size)]
+        for key in wanted:
+            job = self._loading.get(key)
+            if job is not None:
+                job.shared_by.add(request_id)
+                return True
+            if self._claimed.get(key, request_id) != request_id:
+                return True
+        if not self.transfers.can_load(len(wanted)):
+            return True
+        self._claimed.update(dict.fromkeys(wanted, request_id))
+        return False
 
     # -- loading ---------------------------------------------------------------------------------------
 

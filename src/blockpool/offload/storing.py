@@ -215,6 +215,11 @@ class Storer:
                 else:
                     self._losses[f"store: {outcome.value}"] += 1
 
+    def forget(self, absent: Sequence[tuple[int, bytes]]) -> None:
+        """Remote tiers, by number, do not have these pages any more: they are stored again when they come by."""
+        for number, key in absent:
+            self._given[number].pop(key, None)
+
     def _remember(self, number: int, key: bytes) -> None:
         given = self._given[number]
         given.pop(key, None)
