@@ -1592,3 +1592,23 @@ def test_kinds_of_groups_in_every_pool() -> None:
     manager.free(r)
     assert [pool.get_num_free_blocks() for pool in manager.pools] == [40, 38, 40]
     audit(manager)
+
+
+def test_events_say_the_kind_of_their_group() -> None:
+    """Who reads them must know what a hit needs there."""
+    specs = (FullAttentionSpec(4), SlidingWindowSpec(4, 6), ChunkedLocalAttentionSpec(4, 8), MambaSpec(4, 0, "align"))
+    groups = tuple(KVCacheGroupSpec((str(at),), spec) for at, spec in enumerate(specs))
+    manager = KVCacheManager(KVCacheConfig(40, groups, hash_block_size=4), events="first_last")
+    request = Request("a", range(9), hasher=BlockHasher(hash_block_size=4, seed="kinds"))
+    manager.allocate_slots(request, 9)
+    said = {
+        (event.group_idx, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window)
+        for event in manager.take_events()
+        if isinstance(event, BlockStored)
+    }
+    assert said == {
+        (0, "full_attention", None),
+        (1, "sliding_window", 6),
+        (2, "chunked_local_attention", None),
+        (3, "mamba", None),
+    }

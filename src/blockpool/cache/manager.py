@@ -26,8 +26,8 @@ from blockpool.cache.steps import Moved, StepLog, without_revoked
 from blockpool.cache.stored import StoredBlocks, StoredLog
 from blockpool.cache.storing import Storing
 from blockpool.cache.worker_lists import WorkerLists
-from blockpool.managers import NOTHING_FOUND, CommonHit, Coordinator, SingleTypeKVCacheManager
-from blockpool.pool import BlockPool, KVCacheEvent, PoolMetrics
+from blockpool.managers import NOTHING_FOUND, CommonHit, Coordinator, SingleTypeKVCacheManager, SlidingWindowSpec
+from blockpool.pool import BlockPool, BlockStored, KVCacheEvent, PoolMetrics
 
 UNLIMITED = 1 << 60  # compiled code computes with 62 bits
 AT_REST: Final = EMPTY_PLAN  # no lookup of a name in the hottest path
@@ -777,9 +777,16 @@ class KVCacheManager:
         return self.managers[group_id].pool.get_cached_block(digest, [group_id]) is not None
 
     def take_events(self) -> list[KVCacheEvent]:
-        """The events of acknowledged steps since the last call, in order."""
+        """The events of acknowledged steps since the last call, in order; stores say the kind of their group."""
         self._collect()
-        return self._steps.take()
+        events = self._steps.take()
+        for event in events:
+            if isinstance(event, BlockStored) and event.group_idx is not None:
+                spec = self.config.kv_cache_groups[event.group_idx].kv_cache_spec
+                event.kv_cache_spec_kind = spec.event_kind
+                if isinstance(spec, SlidingWindowSpec):
+                    event.kv_cache_spec_sliding_window = spec.sliding_window
+        return events
 
     # -- copies that others keep ---------------------------------------------------------------------
 

@@ -15,10 +15,12 @@ from blockpool.managers.errors import SpecError
 class KVCacheSpec(msgspec.Struct, frozen=True):
     """Base of all specs. `block_size` in tokens, on one rank.
 
-    `is_state`: its blocks hold the state at their end, not the keys and values of their tokens.
+    `is_state`: its blocks hold the state at their end, not the keys and values of their tokens. `event_kind`: what
+    events call it, None for a kind of one's own.
     """
 
     is_state: ClassVar[bool] = False
+    event_kind: ClassVar[str | None] = None
 
     block_size: int
 
@@ -34,9 +36,13 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
 class FullAttentionSpec(KVCacheSpec, frozen=True):
     """Every token reads all tokens before it (also MLA latents and indexer caches)."""
 
+    event_kind: ClassVar[str | None] = "full_attention"
+
 
 class SlidingWindowSpec(KVCacheSpec, frozen=True):
     """A token reads itself and the `sliding_window` - 1 tokens before it."""
+
+    event_kind: ClassVar[str | None] = "sliding_window"
 
     sliding_window: int
 
@@ -48,6 +54,8 @@ class SlidingWindowSpec(KVCacheSpec, frozen=True):
 class ChunkedLocalAttentionSpec(KVCacheSpec, frozen=True):
     """A token reads itself and the tokens before it in its own chunk of `attention_chunk_size` tokens."""
 
+    event_kind: ClassVar[str | None] = "chunked_local_attention"
+
     attention_chunk_size: int
 
     def __post_init__(self) -> None:
@@ -57,6 +65,8 @@ class ChunkedLocalAttentionSpec(KVCacheSpec, frozen=True):
 
 class ReferenceWindowSpec(KVCacheSpec, frozen=True):
     """A token reads the whole prompt, and of the output the `sliding_window` tokens before it."""
+
+    event_kind: ClassVar[str | None] = "reference_window"
 
     sliding_window: int
 
@@ -71,6 +81,8 @@ class MambaSpec(KVCacheSpec, frozen=True):
     `mamba_cache_mode`: "none" keeps only the running state; "align" keeps states at block ends, which can be hit.
     `num_speculative_blocks`: states of drafts, beside the running one.
     """
+
+    event_kind: ClassVar[str | None] = "mamba"
 
     is_state: ClassVar[bool] = True
 
@@ -91,6 +103,8 @@ class MambaSpec(KVCacheSpec, frozen=True):
 class CircularBufferSpec(KVCacheSpec, frozen=True):
     """A ring of `block_size` tokens that each request overwrites again and again."""
 
+    event_kind: ClassVar[str | None] = "circular_buffer"
+
     @property
     def prefix_cacheable(self) -> bool:
         return False
@@ -99,6 +113,8 @@ class CircularBufferSpec(KVCacheSpec, frozen=True):
 class CrossAttentionSpec(KVCacheSpec, frozen=True):
     """Every token reads the output of an encoder, which is written once."""
 
+    event_kind: ClassVar[str | None] = "cross_attention"
+
     @property
     def prefix_cacheable(self) -> bool:
         return False
@@ -106,6 +122,8 @@ class CrossAttentionSpec(KVCacheSpec, frozen=True):
 
 class SinkFullAttentionSpec(KVCacheSpec, frozen=True):
     """Full attention, and `sink_len` tokens that all requests read: reserved at start-up, whole blocks."""
+
+    event_kind: ClassVar[str | None] = "sink_full_attention"
 
     sink_len: int
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from blockpool.cache import KVCacheManager, StoredBlocks
+from blockpool.managers import SlidingWindowSpec
 from blockpool.offload.namespace import digest_of, group_of
 from blockpool.offload.tier import ChangeKind, Tier
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
@@ -28,6 +29,7 @@ class Announcer:
     """
 
     def __init__(self, manager: KVCacheManager, tiers: Sequence[Tier]) -> None:
+        self._specs = [group.kv_cache_spec for group in manager.config.kv_cache_groups]
         self._block_sizes = [one.block_size for one in manager.managers]
         self._tiers = [tier for tier in tiers if not tier.is_remote]
         self._managers = manager.managers
@@ -78,6 +80,7 @@ class Announcer:
     def _stored(self, tier: Tier, key: bytes) -> BlockStored:
         origin = self._origins.get(key, UNKNOWN)
         group_id = group_of(key)
+        spec = self._specs[group_id]
         return BlockStored(
             block_hashes=[digest_of(key)],
             parent_block_hash=origin.parent,
@@ -87,4 +90,6 @@ class Announcer:
             medium=tier.medium,
             lora_name=None,
             group_idx=group_id,
+            kv_cache_spec_kind=spec.event_kind,
+            kv_cache_spec_sliding_window=spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None,
         )
