@@ -111,6 +111,18 @@ def test_the_order_of_use_survives_a_close(path: Path) -> None:
     tier.close()
 
 
+def test_the_order_of_a_loaded_prefix_survives_a_close(path: Path) -> None:
+    tier = tier_at(path, 4)
+    for key in KEYS[:4]:
+        store(tier, key)
+    load(tier, *KEYS[:4])
+    tier.close()
+    tier = tier_at(path, 4)
+    store(tier, KEYS[4], KEYS[5])  # the end goes first
+    assert sorted(tier.keys()) == sorted([KEYS[0], KEYS[1], KEYS[4], KEYS[5]])
+    tier.close()
+
+
 def test_the_order_of_stores_survives_a_kill(path: Path) -> None:
     tier = tier_at(path, 4)
     store(tier, KEYS[0])

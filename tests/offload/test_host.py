@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -196,6 +197,26 @@ def test_two_threads_store_the_same_page(monkeypatch: pytest.MonkeyPatch) -> Non
     assert results == [Stored.OK]
     assert load(tier, a) == [Loaded.OK]
     assert not tier.audit()
+
+
+def test_close_waits_for_who_is_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory is there until the last copy is done."""
+    tier = tier_of(2)
+    store(tier, KEYS[0])
+    arena = tier._arena
+    closing = threading.Thread(target=tier.close)
+
+    def close_elsewhere() -> None:
+        closing.start()
+        while not tier._closed:
+            pass
+        with tier._calls:  # which close gives up only to wait
+            assert tier._arena is arena
+
+    during(tier, "_read", monkeypatch, close_elsewhere)
+    assert load(tier, KEYS[0]) == [Loaded.OK]
+    closing.join()
+    assert tier._arena is not arena
 
 
 def test_an_exception_in_the_middle_gives_slots_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,8 +65,20 @@ def cluster(redis: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
     three.kill()
 
 
+MADE: list[ValkeyTier] = []
+
+
+@pytest.fixture(autouse=True)
+def close_all() -> Iterator[None]:
+    yield
+    while MADE:
+        MADE.pop().close()
+
+
 def tier_on(server: Any, namespace: Namespace = ONE, **options: Any) -> ValkeyTier:
-    return ValkeyTier(getattr(server, "url", server), PAGE_BYTES, namespace=namespace, **options)
+    tier = ValkeyTier(getattr(server, "url", server), PAGE_BYTES, namespace=namespace, **options)
+    MADE.append(tier)
+    return tier
 
 
 def store(tier: ValkeyTier, *keys: bytes) -> list[Stored]:
@@ -292,8 +304,8 @@ def test_a_cluster(cluster: Cluster, redis: Any, given: str) -> None:
     assert tier.clear() == 290
     assert tier.lookup(many) == [False] * 300
     assert other.lookup([key_of(0, TWO)]) == [True]
-    tier.close()
-    other.close()
+    for made in (tier, other):
+        made.close()
     if given == "client":
         assert server.ping(target_nodes="random")  # it is not ours to close
         server.close()
