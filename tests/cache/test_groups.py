@@ -22,7 +22,7 @@ from blockpool.cache import (
     StepError,
     WhyNotMore,
 )
-from blockpool.hashing import BlockHashes
+from blockpool.hashing import BlockHasher, BlockHashes
 from blockpool.managers import (
     ChunkedLocalAttentionSpec,
     CircularBufferSpec,
@@ -33,7 +33,7 @@ from blockpool.managers import (
     SinkFullAttentionManager,
     SlidingWindowSpec,
 )
-from blockpool.pool import BlockPool, BlockRemoved
+from blockpool.pool import BlockPool, BlockRemoved, BlockStored
 from tests.cache.groups import (
     FULL,
     SINK,
@@ -1600,7 +1600,7 @@ def test_events_say_the_kind_of_their_group() -> None:
     groups = tuple(KVCacheGroupSpec((str(at),), spec) for at, spec in enumerate(specs))
     manager = KVCacheManager(KVCacheConfig(40, groups, hash_block_size=4), events="first_last")
     request = Request("a", range(9), hasher=BlockHasher(hash_block_size=4, seed="kinds"))
-    manager.allocate_slots(request, 9)
+    manager.allocate_slots(request, 8)  # where a state is kept
     said = {
         (event.group_idx, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window)
         for event in manager.take_events()

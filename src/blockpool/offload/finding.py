@@ -115,13 +115,16 @@ class Finder:
     def _usable(self, manager: SingleTypeKVCacheManager, gaps: list[int], start: int, boundary: int) -> int:
         """The boundary, or a shorter one that what is missing for it allows: not yet one that can be used."""
         size = manager.block_size
-        first = start // size
+        margin = self._margin(manager)
         needed = manager.needed(boundary)
-        end = (boundary + self._margin(manager)) // size if len(needed) or manager.draft_margin else needed.stop
-        begin = needed.start if len(needed) else end
-        if begin >= end or end <= first:
+        if margin:
+            behind = manager.needed(boundary + margin)
+            if len(behind):
+                needed = range(min(needed.start, behind.start) if len(needed) else behind.start, behind.stop)
+        first = start // size
+        if len(needed) == 0 or needed.stop <= first:
             return boundary
-        gap = gaps[end - 1 - first]
-        if gap < max(begin, first):
+        gap = gaps[needed.stop - 1 - first]
+        if gap < max(needed.start, first):
             return boundary
-        return min(boundary - 1, max(start, gap * size - self._margin(manager)))
+        return min(boundary - 1, max(start, gap * size - margin))

@@ -1,0 +1,70 @@
+"""Events of the tiers: a mirror of them and of the pool knows what each holds, tier by tier."""
+
+from __future__ import annotations
+
+import pytest
+
+from blockpool.managers import SlidingWindowSpec
+from blockpool.offload import HostTier
+from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored
+from blockpool.wire.ledger import Ledger
+from tests.offload.house import FULL, NAMESPACE, House, prompt
+from tests.offload.plain_tier import PlainTier
+
+
+def announced(ledger: Ledger) -> dict[tuple[int | None, str | None], set[bytes | int]]:
+    return {place: set(keys) for place, keys in ledger._keys.items() if keys}
+
+
+def test_what_is_announced_is_what_the_tiers_hold() -> None:
+    fast, slow = PlainTier(5, "fast"), PlainTier(12, "slow", "STORAGE")
+    house = House([fast, slow], usable_blocks=30, specs=(FULL, SlidingWindowSpec(4, 6)), events=True)
+    ledger = Ledger()
+    for number in range(8):
+        house.run(prompt(f"r{number}", [*range(number % 3 * 4), *range(10 * number, 10 * number + 14)]))
+        for event in house.offloader.take_events():
+            ledger.apply(event)
+        expected: dict[tuple[int | None, str | None], set[bytes | int]] = {}
+        for tier in (fast, slow):
+            for key in tier.pages:
+                group_id = int.from_bytes(key[-4:], "big")
+                expected.setdefault((group_id, tier.medium), set()).add(key[len(NAMESPACE.prefix) : -4])
+        assert announced(ledger) == expected
+    fast.clear()
+    for event in house.offloader.take_events():
+        ledger.apply(event)
+    assert {medium for _, medium in announced(ledger)} == {"STORAGE"}
+
+
+def test_stores_say_parent_tokens_and_kind() -> None:
+    tier = PlainTier(100, medium="CPU")
+    house = House([tier], usable_blocks=30, events=True)
+    request = prompt("a", 13)
+    house.run(request)
+    digests = [request.digests(at, at + 1) for at in range(3)]
+    events = house.offloader.take_events()
+    assert [event for event in events if not isinstance(event, BlockStored)] == []
+    stored = [event for event in events if isinstance(event, BlockStored)]
+    assert [event.block_hashes for event in stored] == [[digest] for digest in digests]
+    assert [event.parent_block_hash for event in stored] == [None, *digests[:2]]
+    assert [event.token_ids for event in stored] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert {(event.medium, event.block_size, event.group_idx, event.kv_cache_spec_kind) for event in stored} == {
+        ("CPU", 4, 0, "full_attention")
+    }
+    tier.discard(list(tier.pages)[:1])
+    tier.clear()
+    removed, cleared = house.offloader.take_events()
+    assert isinstance(removed, BlockRemoved)
+    assert (removed.block_hashes, removed.medium) == ([digests[0]], "CPU")
+    assert isinstance(cleared, AllBlocksCleared)
+    assert cleared.medium == "CPU"
+    assert house.offloader.take_events() == []
+
+
+@pytest.mark.parametrize("events", [False, True])
+def test_nothing_is_kept_for_nobody(events: bool) -> None:
+    tier = HostTier(64 * 100, 64)
+    house = House([tier], usable_blocks=30, events=events)
+    house.run(prompt("a", 13))
+    assert len(house.offloader.take_events()) == (3 if events else 0)
+    assert tier.take_changes() == []
