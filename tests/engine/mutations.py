@@ -18,6 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SHADOW = "tests/engine/test_shadow.py"
+OFFLOADER = "tests/offload/test_offloader.py"
+TIERED = "tests/offload/test_tiered.py"
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,59 @@ MUTATIONS = (
         "the last token is computed again: a hit never covers the whole request",
         "cache/manager.py",
         (("        most = request.num_tokens - 1\n", "        most = request.num_tokens\n"),),
+    ),
+    Mutation(
+        "computed before it goes down: lower tiers get blocks of acknowledged steps alone",
+        "cache/storing.py",
+        (
+            (
+                "            step.registered.setdefault(request_id, []).append(span)\n",
+                "            step.registered.setdefault(request_id, []).append(span)\n"
+                "            if self.stored is not None:\n                self.stored.spans.append(span)\n",
+            ),
+        ),
+        (OFFLOADER,),
+    ),
+    Mutation(
+        "read before reuse: the copy of a block that was handed out meanwhile goes nowhere",
+        "offload/transfers.py",
+        (("if not job.is_lost(at):  # it was", "if True:  # it was"),),
+        (OFFLOADER,),
+    ),
+    Mutation(
+        "watched while it waits: a block is not read after it was handed out",
+        "offload/storing.py",
+        (("pool.watch_blocks(blocks, lost[number].add)", "pool.watch_blocks(blocks, lambda block: None)"),),
+        (TIERED,),
+    ),
+    Mutation(
+        "nothing is written behind an abort: a load that comes too late finds its job cancelled",
+        "offload/transfers.py",
+        (
+            (
+                "            if self.is_cancelled:\n                return False\n            memory",
+                "            memory",
+            ),
+        ),
+        (OFFLOADER,),
+    ),
+    Mutation(
+        "loaded before it is found: nobody hits a block that is on its way up",
+        "engine/scheduler.py",
+        (("            delay_cache_blocks=True,\n", "            delay_cache_blocks=False,\n"),),
+        (TIERED, "tests/engine/test_remote.py"),
+    ),
+    Mutation(
+        "what failed is no prefix: a load that came to a part is registered as far as all is there",
+        "offload/transfers.py",
+        (("                if outcome is not Loaded.OK and start < reached[group_id]:", "                if False:"),),
+        (OFFLOADER,),
+    ),
+    Mutation(
+        "checked when it is read: bytes that are not those that were stored are not served",
+        "offload/disk.py",
+        (("return Loaded.OK if self._checksum(page) == stored else Loaded.CORRUPT", "return Loaded.OK"),),
+        ("tests/offload/test_disk.py",),
     ),
 )
 

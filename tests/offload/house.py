@@ -130,5 +130,4 @@ class House:
         assert self.offloader.transfers.is_idle
         assert self.offloader._storer.is_idle
         assert not self.offloader._loads
-        assert not self.offloader._loading
         assert not self.offloader._aborted

@@ -1,4 +1,4 @@
-"""The furthest boundary that tiers allow, against the definition: every boundary tried, every needed block looked up."""
+"""The furthest boundary that tiers allow, as defined: each boundary tried, each needed block looked up."""
 
 from __future__ import annotations
 

@@ -97,7 +97,6 @@ class TieredEngine(ShadowEngine):
         offloader = self.connection.offloader
         assert offloader.transfers.is_idle
         assert not offloader._loads
-        assert not offloader._loading
         assert not offloader._aborted
         assert offloader._storer.is_idle
         for pool in self.manager.pools:

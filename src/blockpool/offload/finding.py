@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import lcm
+from typing import NamedTuple
 
 from blockpool.cache import KVCacheManager, Request
 from blockpool.managers import SingleTypeKVCacheManager
@@ -24,8 +25,23 @@ class Keys:
         self._digests = request.digests(0, self.num_blocks * manager.factor)
 
     def __getitem__(self, position: int) -> bytes:
-        end = (position + 1) * self._stride
-        return self._prefix + self._digests[end - self._width : end] + self._group
+        return self.run(position, position + 1)[0]
+
+    def run(self, first: int, last: int) -> list[bytes]:
+        """Of the positions first .. last-1."""
+        prefix, digests, width, stride, group = self._prefix, self._digests, self._width, self._stride, self._group
+        return [
+            prefix + digests[end - width : end] + group
+            for end in range((first + 1) * stride, (last + 1) * stride, stride)
+        ]
+
+
+class Wanted(NamedTuple):
+    """Pages that a request wants of one group: those of the positions from `first` on."""
+
+    manager: SingleTypeKVCacheManager
+    first: int
+    keys: list[bytes]
 
 
 class Finder:
@@ -39,6 +55,15 @@ class Finder:
     def keys(self, request: Request) -> list[Keys]:
         """Of each group that is cached."""
         return [Keys(manager, self._prefix, request) for manager in self.managers]
+
+    def wanted(self, request: Request, start: int, boundary: int) -> list[Wanted]:
+        """What a request needs to go on at a boundary, of what lies behind token `start`, group by group."""
+        found: list[Wanted] = []
+        for manager, keys in zip(self.managers, self.keys(request), strict=True):
+            size = manager.block_size
+            first = max(start // size, manager.needed(boundary).start)
+            found.append(Wanted(manager, first, keys.run(first, boundary // size)))
+        return found
 
     def furthest(
         self, request: Request, num_computed_tokens: int, look_up: Callable[[Sequence[bytes]], list[bool]]
@@ -83,7 +108,7 @@ class Finder:
         position = start // size
         last = min(keys.num_blocks, (most + self._margin(manager)) // size)
         while position < last:
-            asked = [keys[at] for at in range(position, min(position + AT_A_TIME, last))]
+            asked = keys.run(position, min(position + AT_A_TIME, last))
             found = look_up(asked)
             if not all(found):
                 return (position + found.index(False)) * size
@@ -103,7 +128,7 @@ class Finder:
         first = start // size
         last = (most + self._margin(manager)) // size
         known = min(last, keys.num_blocks)
-        found = look_up([keys[at] for at in range(first, known)]) if first < known else []
+        found = look_up(keys.run(first, known)) if first < known else []
         gaps: list[int] = []
         gap = -1
         for position in range(first, last):

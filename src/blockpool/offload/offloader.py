@@ -11,7 +11,7 @@ from blockpool.cache import CacheResetResult, KVCacheManager
 from blockpool.engine import EngineRequest, LoadData, Scheduler, SchedulerOutput
 from blockpool.offload.announcing import Announcer
 from blockpool.offload.errors import OffloadError
-from blockpool.offload.finding import Finder
+from blockpool.offload.finding import Finder, Wanted
 from blockpool.offload.memory import BlockMemory
 from blockpool.offload.namespace import Namespace
 from blockpool.offload.storing import Storer, StoreWhen
@@ -47,6 +47,7 @@ class Answer:
         self.num_computed_tokens = num_computed_tokens
         self.expires = expires
         self.furthest: int | None = None  # not known yet
+        self.wanted: list[Wanted] = []  # pages, once they are asked for
         self.absent: list[tuple[int, bytes]] = []  # remote tiers, by number, and what they have not
 
 
@@ -122,8 +123,7 @@ class Offloader:
         self._has_remote = any(tier.is_remote for tier in tiers)
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._loads: dict[str, LoadJob] = {}
-        self._loading: dict[bytes, LoadJob] = {}  # by key
-        self._claimed: dict[bytes, str] = {}  # key -> who may load it in the step that is planned
+        self._claimed: dict[str, list[bytes]] = {}  # what requests may load in the step that is planned
         self._aborted: set[str] = set()  # whose load was planned, and not begun
         self._failed: list[str] = []  # to be told with the next poll
         self._num_polls = 0
@@ -287,22 +287,21 @@ class Offloader:
 
     def _must_wait(self, request: EngineRequest, answer: Answer) -> bool:
         """Others load some of its pages, or may in the same step, or more are loaded already than may be."""
-        request_id = request.request_id
-        wanted: list[bytes] = []
-        for manager, keys in zip(self._finder.managers, self._finder.keys(request), strict=True):
-            size, first, last = manager.block_size, answer.num_computed_tokens, answer.furthest or 0
-            start = max(first // size, manager.needed(last).start)
-            wanted += [keys[position] for position in range(start, last // size)]
-        for key in wanted:
-            job = self._loading.get(key)
-            if job is not None:
-                job.shared_by.add(request_id)
+        if not answer.wanted:
+            answer.wanted = self._finder.wanted(request, answer.num_computed_tokens, answer.furthest or 0)
+        keys = answer.wanted[0].keys
+        if len(answer.wanted) > 1:
+            keys = [key for wanted in answer.wanted for key in wanted.keys]
+        for job in self._loads.values():
+            if not job.key_set.isdisjoint(keys):
+                job.shared_by.add(request.request_id)
                 return True
-            if self._claimed.get(key, request_id) != request_id:
+        for request_id, claimed in self._claimed.items():
+            if request_id != request.request_id and not set(claimed).isdisjoint(keys):
                 return True
-        if not self.transfers.can_load(len(wanted)):
+        if not self.transfers.can_load(len(keys)):
             return True
-        self._claimed.update(dict.fromkeys(wanted, request_id))
+        self._claimed[request.request_id] = keys
         return False
 
     # -- loading ---------------------------------------------------------------------------------------
@@ -313,29 +312,30 @@ class Offloader:
             self._failed.append(load.request_id)
             return
         job = LoadJob(load.request_id, load.first, load.last)
-        for manager, keys in zip(self._finder.managers, self._finder.keys(answer.request), strict=True):
-            group_id, size = manager.group_id, manager.block_size
-            wanted = [
-                (position, block)
-                for position, block in enumerate(load.block_ids[group_id][load.first // size : load.last // size])
-                if block
-            ]
-            if manager.is_state:
-                wanted = wanted[-1:]  # what stands before the last is room for states of other tokens
-            for at, block in wanted:
-                position = load.first // size + at
-                job.add(group_id, block, keys[position], position * size)
-        for key in job.keys:
-            self._loading[key] = job
+        all_wanted = answer.wanted
+        if load.first != answer.num_computed_tokens or load.last != answer.furthest:
+            all_wanted = self._finder.wanted(answer.request, load.first, load.last)
+        for manager, first, keys in all_wanted:
+            size = manager.block_size
+            blocks = load.block_ids[manager.group_id][first : first + len(keys)]
+            starts = range(first * size, (first + len(keys)) * size, size)
+            if 0 in blocks:  # nothing is needed there
+                places = [at for at, block in enumerate(blocks) if block]
+                job.add(
+                    manager.group_id,
+                    [blocks[at] for at in places],
+                    [keys[at] for at in places],
+                    [starts[at] for at in places],
+                )
+            else:
+                job.add(manager.group_id, blocks, keys, starts)
+        job.is_complete()
         self._loads[load.request_id] = job
         self.transfers.load(job)
 
     def _load_has_ended(self, job: LoadJob, scheduler: Scheduler) -> None:
         request_id = job.request_id
         del self._loads[request_id]
-        for key in job.keys:
-            if self._loading.get(key) is job:
-                del self._loading[key]
         if job.is_cancelled:
             scheduler.failed_recving(request_id)
             return

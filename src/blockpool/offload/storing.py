@@ -11,7 +11,7 @@ from blockpool.cache import Hit, KVCacheManager, StoredBlocks
 from blockpool.offload.announcing import Announcer
 from blockpool.offload.errors import OffloadError
 from blockpool.offload.namespace import GROUP_BYTES
-from blockpool.offload.tier import Stored, Tier
+from blockpool.offload.tier import Tier
 from blockpool.offload.transfers import StoreJob, TransferEngine
 
 MOST_KNOWN = 1 << 16  # keys that a tier which cannot be asked at once was given lately
@@ -144,31 +144,27 @@ class Storer:
         self, job: StoreJob, group_id: int, block_ids: list[int], keys: list[bytes], targets: Sequence[int]
     ) -> None:
         """Those pages that some tier lacks, as far as there is room."""
-        room = self._transfers.room_to_store() - len(job.keys)
         storing = self._storing
-        lacking: list[list[int]] = [[] for _ in keys]
+        lacking: dict[int, tuple[int, ...]] = {}
         for number in targets:
             tier = self._tiers[number]
-            if tier.is_remote:
-                given = self._given[number]
-                here = [key in given for key in keys]
+            given = self._given[number]
+            here = [key in given for key in keys] if tier.is_remote else tier.lookup(keys)
+            if not lacking:
+                only = (number,)
+                lacking = {at: only for at, is_here in enumerate(here) if not is_here}
             else:
-                here = tier.lookup(keys)
-            for at, is_here in enumerate(here):
-                if not is_here:
-                    lacking[at].append(number)
-        for block, key, numbers in zip(block_ids, keys, lacking, strict=True):
-            if not numbers or key in storing:
-                continue
-            if room <= 0:
-                self._losses["store: busy"] += 1
-                continue
-            room -= 1
-            storing.add(key)
-            job.group_ids.append(group_id)
-            job.block_ids.append(block)
-            job.keys.append(key)
-            job.targets.append(tuple(numbers))
+                for at, is_here in enumerate(here):
+                    if not is_here:
+                        lacking[at] = (*lacking.get(at, ()), number)
+        fresh = {keys[at]: at for at in lacking if keys[at] not in storing}  # a key may come twice
+        room = self._transfers.room_to_store() - len(job.keys)
+        if len(fresh) > room:
+            self._losses["store: busy"] += len(fresh) - room
+            fresh = dict(list(fresh.items())[:room])
+        storing.update(fresh)
+        places = fresh.values()
+        job.add(group_id, [block_ids[at] for at in places], list(fresh), [lacking[at] for at in places])
 
     # -- guarding --------------------------------------------------------------------------------------
 
@@ -183,11 +179,15 @@ class Storer:
         lost: dict[int, set[int]] = {group.pool: set() for group in groups}
         job.lost = [lost[group.pool] for group in groups]
         for number, pool in enumerate(self._manager.pools):
-            blocks = [
-                block
-                for group_id, block in zip(job.group_ids, job.block_ids, strict=True)
-                if groups[group_id].pool == number
-            ]
+            blocks = (
+                job.block_ids
+                if len(lost) == 1
+                else [
+                    block
+                    for group_id, block in zip(job.group_ids, job.block_ids, strict=True)
+                    if groups[group_id].pool == number
+                ]
+            )
             if not blocks:
                 continue
             if holds:
@@ -201,28 +201,21 @@ class Storer:
             guard.done()
         for pool, hold in job.holds:
             pool.release(hold)
-        if job.error is not None:
-            self._losses[f"store: {type(job.error).__name__}"] += 1
-        for key, targets, outcomes in zip(job.keys, job.targets, job.outcomes, strict=True):
-            self._storing.discard(key)
-            if not outcomes:
-                self._losses["store: reused" if job.error is None else "store: not tried"] += 1
-                continue
-            for number, outcome in zip(targets, outcomes, strict=False):
-                if outcome is Stored.OK or outcome is Stored.PRESENT:
-                    if self._tiers[number].is_remote:
-                        self._remember(number, key)
-                else:
-                    self._losses[f"store: {outcome.value}"] += 1
+        self._losses += job.losses
+        self._storing.difference_update(job.keys)
+        for number, keys in job.given.items():
+            if self._tiers[number].is_remote:
+                self._remember(number, keys)
 
     def forget(self, absent: Sequence[tuple[int, bytes]]) -> None:
         """Remote tiers, by number, do not have these pages any more: they are stored again when they come by."""
         for number, key in absent:
             self._given[number].pop(key, None)
 
-    def _remember(self, number: int, key: bytes) -> None:
+    def _remember(self, number: int, keys: Sequence[bytes]) -> None:
         given = self._given[number]
-        given.pop(key, None)
-        given[key] = None
-        if len(given) > MOST_KNOWN:
+        for key in keys:
+            given.pop(key, None)
+            given[key] = None
+        while len(given) > MOST_KNOWN:
             del given[next(iter(given))]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from threading import Event, Lock, Thread, local
@@ -14,6 +14,7 @@ from blockpool.pool import BlockPool, Hold, ReuseHandle
 
 PIECE_BYTES = 4 << 20  # what a thread moves at a time
 MOST_PIECE_PAGES = 64
+ARRIVED = (Stored.OK, Stored.PRESENT)
 
 
 class LoadJob:
@@ -33,19 +34,25 @@ class LoadJob:
         self.starts: list[int] = []
         self.outcomes: list[Loaded] = []
         self.sources: list[int] = []
+        self.key_set: frozenset[bytes] = frozenset()
         self.shared_by: set[str] = set()
         self.error: BaseException | None = None
         self.is_cancelled = False
         self.num_pieces = 0
         self._lock = Lock()
 
-    def add(self, group_id: int, block_id: int, key: bytes, start: int) -> None:
-        self.group_ids.append(group_id)
-        self.block_ids.append(block_id)
-        self.keys.append(key)
-        self.starts.append(start)
-        self.outcomes.append(Loaded.MISSING)
-        self.sources.append(-1)
+    def add(self, group_id: int, block_ids: list[int], keys: list[bytes], starts: Iterable[int]) -> None:
+        """Pages of one group."""
+        self.group_ids += [group_id] * len(keys)
+        self.block_ids += block_ids
+        self.keys += keys
+        self.starts += starts
+
+    def is_complete(self) -> None:
+        """Nothing is added any more."""
+        self.key_set = frozenset(self.keys)
+        self.outcomes = [Loaded.MISSING] * len(self.keys)
+        self.sources = [-1] * len(self.keys)
 
     def cancel(self) -> None:
         """No block of it is written from now on. Waits for one page at most, which is being written."""
@@ -63,17 +70,18 @@ class LoadJob:
     def reached(self, num_groups: int) -> tuple[int, ...]:
         """As far as all is there, in tokens, group by group: where its first block that has failed starts."""
         reached = [self.last] * num_groups
-        for group_id, start, outcome in zip(self.group_ids, self.starts, self.outcomes, strict=True):
-            if outcome is not Loaded.OK and start < reached[group_id]:
-                reached[group_id] = start
+        if self.outcomes.count(Loaded.OK) < len(self.outcomes):
+            for group_id, start, outcome in zip(self.group_ids, self.starts, self.outcomes, strict=True):
+                if outcome is not Loaded.OK and start < reached[group_id]:
+                    reached[group_id] = start
         return tuple(reached)
 
 
 class StoreJob:
     """Blocks to be copied into tiers: parallel lists, one entry per page. `targets`: tiers by number.
 
-    `lost`: blocks that were handed out before they were read. `outcomes`: of each page, by the order of its targets;
-    empty where the block was lost.
+    `lost`: per group, blocks that were handed out before they were read. What came of it: `losses` counts what did
+    not arrive, by why; `given`: per tier by number, the keys that it has.
     """
 
     def __init__(self) -> None:
@@ -81,15 +89,30 @@ class StoreJob:
         self.block_ids: list[int] = []
         self.keys: list[bytes] = []
         self.targets: list[tuple[int, ...]] = []
-        self.outcomes: list[list[Stored]] = []
         self.guards: list[ReuseHandle] = []
         self.holds: list[tuple[BlockPool, Hold]] = []
-        self.lost: list[set[int]] = []  # per group
-        self.error: BaseException | None = None
+        self.lost: list[set[int]] = []
+        self.losses: Counter[str] = Counter()
+        self.given: dict[int, list[bytes]] = {}
         self.num_pieces = 0
+        self._lock = Lock()
+
+    def add(self, group_id: int, block_ids: list[int], keys: list[bytes], targets: list[tuple[int, ...]]) -> None:
+        """Pages of one group."""
+        self.group_ids += [group_id] * len(keys)
+        self.block_ids += block_ids
+        self.keys += keys
+        self.targets += targets
 
     def is_lost(self, at: int) -> bool:
         return self.block_ids[at] in self.lost[self.group_ids[at]]
+
+    def count(self, losses: Counter[str], given: dict[int, list[bytes]]) -> None:
+        """What came of some of its pages."""
+        with self._lock:
+            self.losses += losses
+            for number, keys in given.items():
+                self.given.setdefault(number, []).extend(keys)
 
 
 Job = LoadJob | StoreJob
@@ -151,7 +174,6 @@ class TransferEngine:
         self._submit(job, self._loads, self._load_piece)
 
     def store(self, job: StoreJob) -> None:
-        job.outcomes = [[] for _ in job.keys]
         self.num_storing += len(job.keys)
         self._submit(job, self._stores, self._store_piece)
 
@@ -266,6 +288,8 @@ class TransferEngine:
 
     def _store_piece(self, job: Job, piece: range) -> None:
         assert isinstance(job, StoreJob)
+        losses: Counter[str] = Counter()
+        given: dict[int, list[bytes]] = {}
         try:
             pages: dict[int, memoryview] = {}
             for at, page in zip(piece, self._pages(job, piece), strict=True):
@@ -273,14 +297,23 @@ class TransferEngine:
                     self.memory.read_page(job.group_ids[at], job.block_ids[at], page)
                     if not job.is_lost(at):  # it was nobody else's until it was all read
                         pages[at] = page
+            if len(pages) < len(piece):
+                losses["store: reused"] = len(piece) - len(pages)
             for number, tier in enumerate(self.tiers):
                 down = [at for at in pages if number in job.targets[at]]
-                if not down:
-                    continue
-                outcomes = tier.store([job.keys[at] for at in down], [pages[at] for at in down])
-                for at, outcome in zip(down, outcomes, strict=True):
-                    job.outcomes[at].append(outcome)
-        except Exception as error:
-            job.error = error
+                if down:
+                    keys = [job.keys[at] for at in down]
+                    outcomes = tier.store(keys, [pages[at] for at in down])
+                    taken = [
+                        key
+                        for key, outcome in zip(keys, outcomes, strict=True)
+                        if outcome is Stored.OK or outcome is Stored.PRESENT
+                    ]
+                    if len(taken) < len(keys):
+                        losses.update(f"store: {one.value}" for one in outcomes if one not in ARRIVED)
+                    given[number] = taken
+        except Exception as error:  # of a tier or a memory that breaks its promise: what is there is there
+            losses[f"store: {type(error).__name__}"] += 1
         finally:
+            job.count(losses, given)
             self._piece_has_ended(job)
