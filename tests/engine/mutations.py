@@ -157,7 +157,7 @@ MUTATIONS = (
     Mutation(
         "what failed is no prefix: a load that came to a part is registered as far as all is there",
         "offload/transfers.py",
-        (("                if outcome is not Loaded.OK and start < reached[group_id]:", "                if False:"),),
+        (("if outcome is not Loaded.OK and start < reached[group_id]:", "if False:"),),
         (OFFLOADER,),
     ),
     Mutation(
