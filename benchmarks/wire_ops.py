@@ -18,6 +18,7 @@ from typing import Any
 
 from blockpool.pool import BlockStored
 from blockpool.wire import Fleet, KVEventBatch, Mirror, Publisher, Subscriber, encode_batch
+from blockpool.wire.changes import read_changes
 from blockpool.wire.lean import read_lean
 
 BLOCK = 16
@@ -191,7 +192,7 @@ def fleet(num_blocks: int, num_workers: int) -> dict[str, float]:
                 event.block_hashes = [os.urandom(32) for _ in range(LONG)]
                 payload = encode_batch(KVEventBatch(0.0, [event]))
                 start = time.process_time()
-                mirror.holdings.apply(read_lean(payload).events, True)
+                mirror.holdings.apply(read_changes(payload), True)
                 spent += time.process_time() - start
             count += 16 * LONG
     times = []
