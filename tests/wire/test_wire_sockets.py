@@ -202,15 +202,19 @@ class TestS9:
             for _ in range(3):
                 one.publish(blocks.one_more())
             until(up_to(mirror, 2), reader)
+            shaken: list[None] = []
+            connected = mirror.connected
+            mirror.connected = lambda: shaken.append(connected())  # type: ignore[method-assign, func-returns-value]
             with Publisher(reader.endpoint, LOOPBACK) as second:
                 others.pool.get_new_blocks(1)
                 second.publish(others.one_more())
-                until(lambda: mirror.publisher is not None and mirror.wanted is None, reader)
+                until(lambda: len(shaken) == 1 and mirror.wanted is None, reader)
                 reader.replay_endpoint = second.replay_endpoint
                 if noticed_by == "a heartbeat":
                     mirror.heard(PublisherStatus(publisher=second.publisher_id, next_seq=1))
                     assert mirror.wants_reconnect
-                one.close()
+                else:
+                    one.close()
                 until(up_to(mirror, 0), reader)
                 assert mirror.publisher == second.publisher_id
                 assert others.holds(mirror)
@@ -502,6 +506,30 @@ class TestSubscriber:
                 until(up_to(reader.mirror, 2), reader)
                 assert (len(asked), reader.mirror.counts.snapshots) == (2, 1)
                 assert blocks.holds(reader.mirror)
+
+    @pytest.mark.parametrize("cut", [SNAPSHOT, sequence_bytes(0)])
+    def test_an_answer_of_two_publishers_is_of_none(self, cut: bytes) -> None:
+        """The connection was cut in the middle of it: what came first is the old one's."""
+        blocks = Blocks()
+        with publisher(buffer_steps=1) as one:
+            answers, asked = one._desk.answers, []
+
+            def restart(question: bytes) -> Any:
+                yield from answers(question)
+                if question != STATUS:
+                    asked.append(question)
+                    if question == cut:
+                        one._desk.publisher_id = "the next one"
+
+            one._desk.answers = restart  # type: ignore[method-assign]
+            for _ in range(3):
+                one.publish(blocks.one_more())
+            until(lambda: one.counts.batches == 3)
+            with subscriber(one) as reader:
+                until(up_to(reader.mirror, 2), reader)
+                assert reader.mirror.publisher == "the next one"
+                counts = reader.mirror.counts
+                assert counts.replays + counts.snapshots == len(asked) - 1
 
     def test_polling_after_closing_is_refused(self) -> None:
         with publisher() as one:

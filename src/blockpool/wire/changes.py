@@ -59,6 +59,11 @@ KIND: Final = 5
 WINDOW: Final = 6
 
 
+def byte_at(payload: bytes, at: i64) -> i64:
+    """Two are read, which is faster than one."""
+    return (i64(read_i16_be(payload, at)) >> 8) & 0xFF
+
+
 @final
 class Run:
     """Neighbouring events that say the same of hashes first .. last-1 of their batch."""
@@ -148,7 +153,8 @@ class Scanner:
     """Where one payload is read, from its first byte to its last."""
 
     def __init__(self, payload: bytes) -> None:
-        self.payload = payload
+        self.payload = payload + b"\0"  # so that the last byte is read as two
+        self.end: i64 = len(payload)
         self.at: i64 = 0
 
     def batch(self) -> Changes:
@@ -204,7 +210,7 @@ class Scanner:
                                 low = read_i64_be(payload, end - 8)
                                 high = read_i64_be(payload, end - 16)
                             else:
-                                if end > len(payload):
+                                if end > self.end:
                                     raise _Unexpected
                                 low = low_word(payload[self.at : end])
                                 high = high_word(payload[self.at : end])
@@ -275,14 +281,14 @@ class Scanner:
             run.has_bytes = run.has_bytes or has_bytes
         if parts == 0x93:
             self.skip(0)
-        if self.at != len(payload):
+        if self.at != self.end:
             raise _Unexpected
         return Changes(ts, runs, words)
 
     def byte(self) -> i64:
-        value = i64(self.payload[self.at])
-        self.at += 1
-        return value
+        at = self.at
+        self.at = at + 1
+        return byte_at(self.payload, at)
 
     def number(self, size: i64) -> i64:
         """`size` bytes, without a sign; eight have one."""
@@ -290,7 +296,7 @@ class Scanner:
         at = self.at
         self.at = at + size
         if size == 1:
-            return i64(payload[at])
+            return byte_at(payload, at)
         if size == 2:
             return i64(read_i16_be(payload, at)) & 0xFFFF
         if size == 4:
@@ -326,7 +332,7 @@ class Scanner:
             size = self.byte()
         else:
             raise _Unexpected
-        if self.at + size > len(self.payload):
+        if self.at + size > self.end:
             raise _Unexpected
         return size
 
@@ -348,7 +354,7 @@ class Scanner:
         at = self.at
         if head == 0xD0:
             self.at = at + 1
-            return (i64(payload[at]) ^ 0x80) - 0x80
+            return (byte_at(payload, at) ^ 0x80) - 0x80
         if head == 0xD1:
             self.at = at + 2
             return i64(read_i16_be(payload, at))
@@ -370,7 +376,7 @@ class Scanner:
         at = self.at
         k: i64 = 0
         while k < length:
-            if payload[at + k] != payload[other + k]:
+            if byte_at(payload, at + k) != byte_at(payload, other + k):
                 return False
             k += 1
         return True
@@ -385,7 +391,7 @@ class Scanner:
         self.at = at + size
         first = read_i64_be(payload, at)
         last = read_i64_be(payload, at + size - 8)
-        if i64(payload[at - 1]) & 0xE0 == 0xA0:
+        if byte_at(payload, at - 1) & 0xE0 == 0xA0:
             if size == 11 and first == BLOCK_STO and last == CK_STORED:
                 return STORED
             if size == 12 and first == BLOCK_REM and last == K_REMOVED:
@@ -467,21 +473,21 @@ class Scanner:
         if depth >= DEEPEST:
             raise _Unexpected
         payload = self.payload
-        end: i64 = len(payload)
+        at = self.at
         while count > 0:
             count -= 1
-            at = self.at
-            if at >= end:
-                raise _Unexpected
-            head = i64(payload[at])
+            head = byte_at(payload, at)
             if head < 0x80:  # tokens are mostly these three
-                self.at = at + 1
+                at += 1
             elif head == 0xCD:
-                self.at = at + 3
+                at += 3
             elif head == 0xCE:
-                self.at = at + 5
+                at += 5
             else:
+                self.at = at
                 self.skip(depth + 1)
+                at = self.at
+        self.at = at
 
     def step(self, count: i64) -> None:
         """Past the end is noticed at the end."""
