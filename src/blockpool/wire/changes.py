@@ -288,7 +288,7 @@ class Scanner:
     def byte(self) -> i64:
         at = self.at
         self.at = at + 1
-        return byte_at(self.payload, at)
+        return (i64(read_i16_be(self.payload, at)) >> 8) & 0xFF
 
     def number(self, size: i64) -> i64:
         """`size` bytes, without a sign; eight have one."""
@@ -476,13 +476,12 @@ class Scanner:
         at = self.at
         while count > 0:
             count -= 1
-            head = byte_at(payload, at)
-            if head < 0x80:  # tokens are mostly these three
+            head = (i64(read_i16_be(payload, at)) >> 8) & 0xFF
+            if head & 0xFC == 0xCC:  # most tokens: a number of 1, 2, 4 or 8 bytes, told apart without a branch
+                width = head & 3
+                at += 1 + (1 << width)
+            elif head < 0x80:
                 at += 1
-            elif head == 0xCD:
-                at += 3
-            elif head == 0xCE:
-                at += 5
             else:
                 self.at = at
                 self.skip(depth + 1)

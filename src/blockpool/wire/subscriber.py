@@ -10,7 +10,15 @@ from blockpool.wire.endpoints import scheme_of
 from blockpool.wire.errors import EndpointError, WireError
 from blockpool.wire.extra import import_zmq
 from blockpool.wire.mirror import Mirror, MirrorStatus, ReplayWanted, SnapshotWanted, Wanted
-from blockpool.wire.protocol import SNAPSHOT, STATUS, PublisherStatus, decode_status, sequence_bytes, sequence_number
+from blockpool.wire.protocol import (
+    NO_MORE,
+    SNAPSHOT,
+    STATUS,
+    PublisherStatus,
+    decode_status,
+    sequence_bytes,
+    sequence_number,
+)
 
 #: Messages that are taken in before the clock and the other socket are looked at.
 READ_IN_A_ROW = 256
@@ -278,7 +286,7 @@ class Subscriber:
             elif question.parts_left == 3:
                 question.parts_left = 2
                 question.before = decode_status(payload)
-            elif payload == b"":
+            elif payload == b"" and frames[-2] == NO_MORE:
                 question.parts_left = 1
                 question.num_messages = _count_in(frames)
             else:
