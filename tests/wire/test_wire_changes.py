@@ -139,6 +139,8 @@ def test_what_is_no_batch() -> None:
         msgspec.msgpack.encode([0.0, [stored]]),
         msgspec.msgpack.encode([0.0, [stored | {"block_size": 2**63}]]),
         msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved"}]]),
+        msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved", "block_hashes": [1], "group_idx": 2**63}]]),
+        msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved", "block_hashes": [1]}], 0])[:-1] + b"\x91" * 100_000,
         msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved", "block_hashes": [1.5]}]]),
         msgspec.msgpack.encode([0.0, []]) + b"\x00",
         events + twice,

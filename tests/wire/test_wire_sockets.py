@@ -531,6 +531,14 @@ class TestSubscriber:
                 counts = reader.mirror.counts
                 assert counts.replays + counts.snapshots == len(asked) - 1
 
+    def test_a_port_that_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        closed = []
+        close = Subscriber.close
+        monkeypatch.setattr(Subscriber, "close", lambda self: closed.append(close(self)))  # type: ignore[func-returns-value]
+        with publisher() as one, pytest.raises(EndpointError, match="cannot open"):
+            Subscriber(Mirror(), one.endpoint.replace("127.0.0.1", "*"), one.replay_endpoint)
+        assert len(closed) == 1  # no socket is left open
+
     def test_polling_after_closing_is_refused(self) -> None:
         with publisher() as one:
             reader = subscriber(one)

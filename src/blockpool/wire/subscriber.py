@@ -93,7 +93,7 @@ class Subscriber:
             if replay_endpoint is not None:
                 self._open_dealer()
             self._open_subscription()
-        except self._zmq.ZMQError as error:
+        except (self._zmq.ZMQError, EndpointError) as error:
             self.close()
             raise EndpointError(f"cannot open {endpoint!r} or {replay_endpoint!r}: {error}") from None
 
@@ -181,7 +181,7 @@ class Subscriber:
                 self._sub.bind(self.endpoint)
             except self._zmq.ZMQError as error:
                 if error.errno != self._zmq.EADDRINUSE or "*" in self.endpoint or time.monotonic() > end:
-                    raise EndpointError(f"cannot open {self.endpoint!r}: {error}") from None
+                    raise EndpointError(f"{self.endpoint!r}: {error}") from None
                 time.sleep(0.001)
             else:
                 self.endpoint = self._sub.LAST_ENDPOINT.decode()
