@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
 import os
 import random
 import statistics
@@ -18,6 +19,7 @@ from typing import Any
 
 from blockpool.pool import BlockStored
 from blockpool.wire import Fleet, KVEventBatch, Mirror, Publisher, Subscriber, encode_batch
+from blockpool.wire.changes import read_changes
 from blockpool.wire.lean import read_lean
 
 BLOCK = 16
@@ -94,6 +96,64 @@ def pauses(num_steps: int = 2_000) -> dict[str, float]:
             reader.close()
     out |= snapshot_pause(rng, steps_of=lambda publisher: steps(publisher))
     return {name: round(value, 2) for name, value in out.items()}
+
+
+#: Of `stalls`: batches of one run, and runs of each kind. What is sent is more than sockets and `hwm` hold.
+STALL_STEPS = 4_000
+STALL_ROUNDS = 7
+
+
+def stalls() -> dict[str, float]:
+    """What a step waits in `publish`, in microseconds: longest, and the longest of 999 in 1,000.
+
+    Beside nobody, a process that reads, and one that has connected and never reads; in turns, medians of all rounds.
+    """
+    events = [[stored(random.Random(at), LONG)] for at in range(64)]
+    names = ("nobody", "a reader", "one that never reads")
+    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    for _ in range(STALL_ROUNDS):
+        for name in names:
+            seen[name].append(_stall(events, name))
+    out = {}
+    for name, rounds in seen.items():
+        for at, what in enumerate(("longest", "99.9 %")):
+            values = sorted(one[at] for one in rounds)
+            for which, value in (("least", values[0]), ("median", statistics.median(values)), ("most", values[-1])):
+                out[f"publish beside {name}: {what}, {which} of {STALL_ROUNDS}: us"] = round(value, 1)
+    return out
+
+
+def _stall(events: list[list[BlockStored]], beside: str) -> tuple[float, float]:
+    spawn = multiprocessing.get_context("spawn")
+    there, done = spawn.Event(), spawn.Event()
+    with Publisher("tcp://127.0.0.1:*", hwm=100, snapshots=False) as publisher:
+        consumer = spawn.Process(target=_consume, args=(publisher.endpoint, beside == "a reader", there, done))
+        if beside != "nobody":
+            consumer.start()
+            while not there.wait(0.01):
+                publisher.publish(events[0])
+        times = []
+        for step in range(STALL_STEPS):
+            sum(range(5_000))  # the step's own work
+            start = time.perf_counter()
+            publisher.publish(events[step % 64])
+            times.append(time.perf_counter() - start)
+        done.set()
+        if beside != "nobody":
+            consumer.join()
+    times.sort()
+    return 1e6 * times[-1], 1e6 * times[-1 - STALL_STEPS // 1000]
+
+
+def _consume(endpoint: str, reads: bool, there: Any, done: Any) -> None:
+    mirror = Mirror(can_replay=False)
+    with Subscriber(mirror, endpoint, hwm=10) as reader:
+        while mirror.counts.batches == 0:
+            reader.poll(0.1)
+        there.set()
+        while reads and not done.is_set():
+            reader.poll(0.01)
+        done.wait()
 
 
 def snapshot_pause(rng: random.Random, steps_of: Any, num_blocks: int = 100_000) -> dict[str, float]:
@@ -191,7 +251,7 @@ def fleet(num_blocks: int, num_workers: int) -> dict[str, float]:
                 event.block_hashes = [os.urandom(32) for _ in range(LONG)]
                 payload = encode_batch(KVEventBatch(0.0, [event]))
                 start = time.process_time()
-                mirror.holdings.apply(read_lean(payload).events, True)
+                mirror.holdings.apply(read_changes(payload), True)
                 spent += time.process_time() - start
             count += 16 * LONG
     times = []
@@ -253,6 +313,7 @@ def main() -> None:
     rows = {
         "publish": publishing,
         "pauses": pauses,
+        "stalls": stalls,
         "apply": lambda: applying(LONG) | applying(16) | applying(SHORT),
         "fleet": lambda: fleet(options.blocks, options.workers),
         "memory": memory_of_the_obvious,

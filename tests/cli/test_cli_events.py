@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from blockpool.cli import app
-from blockpool.pool import BlockPool, StorePayload
+from blockpool.pool import AllBlocksCleared, BlockPool, StorePayload
 from blockpool.wire import KVEventBatch, encode_batch
 from blockpool.wire.player import Player
 from blockpool.wire.recording import read_recording, record_line
@@ -199,17 +199,23 @@ def test_a_pause_of_more_than_a_year_is_refused(tmp_path: Path) -> None:
     assert run("play", file, LOOPBACK, "--speed", 0).exit_code == 0
 
 
-def test_a_payload_that_is_no_batch(tmp_path: Path) -> None:
-    """One that a mirror can follow, but whose tokens are none."""
+@pytest.mark.parametrize("what", ["its tokens are none", "it is no batch", "it is empty", "it is nested too deeply"])
+def test_a_payload_that_is_no_batch(tmp_path: Path, what: str) -> None:
+    """The first is one that a mirror can follow."""
     event = {"type": "BlockStored", "block_hashes": [1], "block_size": 4, "token_ids": "?"}
-    payload = msgspec.msgpack.encode([1.0, [event]])
+    payload = {
+        "its tokens are none": msgspec.msgpack.encode([1.0, [event]]),
+        "it is no batch": b"?",
+        "it is empty": b"",
+        "it is nested too deeply": b"\x91" * 100_000,
+    }[what]
     file, again = tmp_path / "events.jsonl", tmp_path / "again.jsonl"
-    file.write_bytes(record_line(0, payload))
+    file.write_bytes(record_line(0, payload) + record_line(1, encode_batch(KVEventBatch(2.0, [AllBlocksCleared()]))))
     shown = run("play", file)
     assert (shown.exit_code, "       0 cannot be decoded: " in shown.stdout) == (0, True)
     assert run("check", file).exit_code == 1
     with Player(LOOPBACK, LOOPBACK) as player:
-        assert player.play(read_recording(file), 1.0) == 1
+        assert player.play(read_recording(file)) == 2
         answering = threading.Event()
 
         def serve() -> None:
@@ -218,7 +224,7 @@ def test_a_payload_that_is_no_batch(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        live = (player.endpoint, "--replay", player.replay_endpoint, "--count", 1)
+        live = (player.endpoint, "--replay", player.replay_endpoint, "--count", 2)
         try:
             assert run("tail", *live).stdout == shown.stdout
             assert run("tail", *live, "--json").stdout.encode() == file.read_bytes()

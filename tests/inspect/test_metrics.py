@@ -17,7 +17,7 @@ from blockpool.hashing import BlockHasher
 from blockpool.inspect import MetricsCollector, MissingPrometheusError, ResidencySampler
 from blockpool.managers import FullAttentionSpec, KVCacheGroupSpec
 from blockpool.pool import BlockPool
-from blockpool.wire import Fleet, Mirror, Publisher
+from blockpool.wire import Fleet, KVEventBatch, Mirror, Publisher, encode_batch
 from tests.wire.sockets import LOOPBACK
 
 prometheus_client = pytest.importorskip("prometheus_client")
@@ -106,7 +106,29 @@ def test_a_scrape(everything: Any) -> None:
     assert samples["blockpool:dropped_batches_total{}"] == 0
     assert samples["blockpool:mirror_status{status=never_fed,worker=w0}"] == 1
     assert samples["blockpool:mirror_status{status=live,worker=w0}"] == 0
-    assert samples["blockpool:mirror_lag_batches{worker=w1}"] == 0
+    assert "blockpool:mirror_lag_batches{worker=w1}" not in samples
+
+
+def test_a_lag_that_nobody_knows_is_left_out(everything: Any) -> None:
+    """0 would say that nothing is missing."""
+    _, _, manager, fleet, _, collector = everything
+    run(manager, "r", range(16))
+    payload = encode_batch(KVEventBatch(0.0, manager.take_events()))
+    mirror = fleet.join("w0")
+
+    def lag() -> float | None:
+        return scrape(collector)[1].get("blockpool:mirror_lag_batches{worker=w0}")
+
+    assert lag() is None  # never fed
+    mirror.connected()
+    mirror.replayed([(0, payload)], None)
+    assert (mirror.status, lag()) == ("live", 0)
+    mirror.receive(3, payload)
+    assert (mirror.status, lag()) == ("catching_up", 3)
+    mirror.gave_up("too long")
+    assert (mirror.status, lag()) == ("stale", None)
+    mirror.connected()
+    assert (mirror.status, lag()) == ("catching_up", None)  # what was missed has been asked
 
 
 def test_states_add_up(everything: Any) -> None:
@@ -124,11 +146,11 @@ def test_states_add_up(everything: Any) -> None:
 def test_the_dashboard_asks_for_what_a_scrape_has(everything: Any) -> None:
     _, _, manager, fleet, publisher, collector = everything
     run(manager, "r", range(16))
-    publisher.publish(manager.take_events())
+    publisher.publish(events := manager.take_events())
     mirror = fleet.join("w0")
     mirror.connected()
     mirror.replayed([], None)
-    mirror.holdings.place_of(0, "GPU")
+    mirror.receive(0, encode_batch(KVEventBatch(0.0, events)))
     text, _ = scrape(collector)
     labels: dict[str, set[str]] = {}
     for name, inside in re.findall(r"^([a-z_:]+)\{([^}]*)\}", text, re.MULTILINE):

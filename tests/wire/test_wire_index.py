@@ -5,14 +5,19 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored
+from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+from blockpool.wire import KVEventBatch, decode_batch, encode_batch
+from blockpool.wire.changes import changes_of, read_changes
+from blockpool.wire.check import StreamCheck
+from blockpool.wire.desk import Desk
 from blockpool.wire.holdings import Catalogue, Holdings
-from blockpool.wire.lean import Cleared, Removed, Stored
+from blockpool.wire.lean import Batch, Cleared, Removed, Stored
 from blockpool.wire.ledger import Ledger, Overflow
 from blockpool.wire.shelf import key_words
 from tests.sizes import property_settings
@@ -20,6 +25,10 @@ from tests.sizes import property_settings
 HASHES = [i.to_bytes(8, "big") * 4 for i in range(1, 41)] + [0, 1, -1, 2**64 - 2, 2**63]
 #: One key: the signed and the unsigned form of an integer.
 SAME = {-1: 2**64 - 1}
+
+
+def apply(worker: Holdings, event: Stored | Removed | Cleared) -> None:
+    worker.apply(changes_of(Batch(0.0, [event])), True)
 
 
 @property_settings(60)
@@ -36,15 +45,15 @@ def test_shelves(seed: int, num_workers: int) -> None:
         hashes = rng.choices(HASHES, k=rng.randint(0, 20))
         kind = rng.randrange(10)
         if kind < 5:
-            worker.apply([Stored(hashes, 16, medium, group or None)], True)
+            apply(worker, Stored(hashes, 16, medium, group or None))
             held.update((group, medium, SAME.get(one, one)) for one in hashes)
         elif kind < 8:
-            worker.apply([Removed(hashes, medium, group)], True)
+            apply(worker, Removed(hashes, medium, group))
             held.subtract((group, medium, SAME.get(one, one)) for one in hashes)
             model[at] = held = Counter({key: n for key, n in held.items() if n > 0})
         elif kind == 8:
             gone = rng.choice([None, medium])
-            worker.apply([Cleared(gone)], True)
+            apply(worker, Cleared(gone))
             for key in [key for key in held if gone in (None, key[1])]:
                 del held[key]
         else:
@@ -70,11 +79,11 @@ def test_a_shelf_grows_and_shrinks() -> None:
     worker = Holdings(catalogue)
     rng = random.Random(1)
     hashes = [rng.randbytes(32) for _ in range(20_000)]
-    worker.apply([Stored(hashes, 16)], True)
+    apply(worker, Stored(hashes, 16))
     assert catalogue.num_keys == worker.num_keys == 20_000
     assert catalogue.num_bytes < 80 * 20_000
     assert all(worker.num_copies(one, 0, "GPU") == 1 for one in hashes)
-    worker.apply([Removed(hashes[:-10])], True)
+    apply(worker, Removed(hashes[:-10]))
     assert all(worker.num_copies(one, 0, "GPU") == 0 for one in hashes[:-10])
     assert all(worker.num_copies(one, 0, "GPU") == 1 for one in hashes[-10:])
     assert catalogue.num_bytes < 20_000
@@ -158,3 +167,69 @@ def test_a_snapshot_is_everything_that_is_there(through_overflow: bool, seed: in
         told.update((event.group_idx, one) for one in event.block_hashes)  # type: ignore[misc]
     assert told == Counter({key: n for key, n in held.items() if n > 0})
     assert len(ledger) == len(told)
+
+
+ODD_EVENTS = {
+    "a hash that is none": BlockRemoved(block_hashes=[[1]], medium="GPU"),  # type: ignore[list-item]
+    "no hashes": BlockRemoved(block_hashes=None, medium="GPU"),  # type: ignore[arg-type]
+    "a tier that is none": BlockRemoved(block_hashes=[b"x"], medium=["GPU"]),  # type: ignore[arg-type]
+    "a group that is none": msgspec.structs.replace(stored([b"x"], 0, 1), group_idx={}),
+    "a cleared tier that is none": AllBlocksCleared(medium=["GPU"]),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("odd", ODD_EVENTS.values(), ids=ODD_EVENTS)
+@pytest.mark.parametrize("queue_size", [1, 100])
+def test_an_odd_event_raises_nothing_where_it_is_handed_over(odd: KVCacheEvent, queue_size: int) -> None:
+    """Sent or dropped: the step goes on, and so does the publisher. What it cannot follow ends its snapshots."""
+    chain = [bytes([i]) * 32 for i in range(4)]
+    desk = Desk("me", max_queue_size=queue_size, clock=lambda: 0.0)
+    for at in range(2):
+        assert desk.put([stored(chain, at, at + 1)]) == at
+    assert desk.put([odd]) == 2
+    assert desk.put([stored(chain, 2, 3)]) == 3
+    while desk.send_one(lambda frames: None):
+        pass
+    assert desk.put([stored(chain, 3, 4)]) == 4
+    assert desk.send_one(lambda frames: None)
+    status = desk.status()
+    assert (status.next_seq, status.snapshots) == (5, isinstance(odd, AllBlocksCleared))
+
+
+@property_settings(100)
+@given(seed=st.integers(0, 10**6))
+def test_who_names_no_group_or_tier_means_group_0_and_the_gpu(seed: int) -> None:
+    """The ledger, a mirror's holdings and the auditor agree, however events are mixed."""
+    rng = random.Random(seed)
+    chain = [bytes([i]) * 32 for i in range(6)]
+    ledger, check = Ledger(), StreamCheck("per_copy")
+    worker = Holdings(Catalogue())
+    for seq in range(40):
+        medium, group = rng.choice([None, "GPU", "CPU"]), rng.choice([None, 0, 1])
+        first = rng.randint(0, 5)
+        last = rng.randint(first + 1, 6)
+        event: KVCacheEvent
+        match rng.randrange(8):
+            case 0:
+                event = AllBlocksCleared(medium=medium)
+            case 1 | 2 | 3:
+                event = BlockRemoved(block_hashes=chain[first:last], medium=medium, group_idx=group)  # type: ignore[arg-type]
+            case _:
+                event = msgspec.structs.replace(stored(chain, first, last), medium=medium, group_idx=group)
+        ledger.apply(event)
+        payload = encode_batch(KVEventBatch(0.0, [event]))
+        worker.apply(read_changes(payload), True)
+        check.feed(seq, decode_batch(payload), payload)
+    told: Counter[tuple[int, str, object]] = Counter()
+    for event in ledger.events():
+        told.update((event.group_idx or 0, event.medium or "GPU", one) for one in event.block_hashes)
+    assert told == +check.keys
+    assert told == Counter(
+        {
+            (group, medium, one): worker.num_copies(one, group, medium)
+            for group in (0, 1)
+            for medium in ("GPU", "CPU")
+            for one in chain
+            if worker.num_copies(one, group, medium)
+        }
+    )

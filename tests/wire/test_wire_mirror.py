@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored
-from blockpool.wire import KVEventBatch, Mirror, PublisherStatus, ReplayWanted, SnapshotWanted, encode_batch
+from blockpool.wire import (
+    HashFormError,
+    KVEventBatch,
+    Mirror,
+    PublisherStatus,
+    ReplayWanted,
+    SnapshotWanted,
+    encode_batch,
+)
+from blockpool.wire.holdings import MOST_SAID
 from blockpool.wire.protocol import decode_status
 
 A, B, C = (letter * 32 for letter in (b"a", b"b", b"c"))
@@ -282,6 +293,46 @@ def test_memory_is_bounded() -> None:
     assert len(waiting._pending) <= 3
 
 
+def test_groups_and_tiers_without_end_are_bounded() -> None:
+    """Whatever says them: events with blocks or without, removals, kinds; and the shelves go with the worker."""
+    odd = BlockStored(
+        block_hashes=[A],
+        parent_block_hash=None,
+        token_ids=[0],
+        block_size=1,
+        lora_id=None,
+        medium="GPU",
+        lora_name=None,
+    )
+
+    def by_kind(at: int) -> bytes:
+        return encode_batch(KVEventBatch(0.0, [msgspec.structs.replace(odd, kv_cache_spec_kind=f"{at}")]))
+
+    floods: dict[str, Callable[[int], bytes]] = {
+        "groups": lambda at: stores(A, group=at),
+        "tiers": lambda at: stores(A, medium=f"{at}"),
+        "kinds": by_kind,
+    }
+    for name, flood in floods.items():
+        mirror = live(stores(B), max_blocks=10**6)
+        for at in range(MOST_SAID + 2):
+            mirror.receive(at + 1, flood(at))
+        assert mirror.status == "stale", name
+        assert f"more than {MOST_SAID} groups" in mirror.reason
+        assert mirror.wanted is None
+        for at in range(2 * MOST_SAID):
+            mirror.receive(mirror.sequence + 1, flood(at))
+            assert len(mirror.catalogue.shelves) + sum(map(len, mirror.holdings.facts.values())) <= MOST_SAID
+        mirror.leave()
+        assert mirror.catalogue.shelves == {}
+    quiet = live(max_blocks=4)
+    for at in range(20):
+        payload = encode_batch(KVEventBatch(0.0, [msgspec.structs.replace(odd, block_hashes=[], group_idx=500 * at)]))
+        quiet.receive(2 * at, payload)
+        quiet.receive(2 * at + 1, removes(A, medium=f"{at}"))
+    assert (quiet.status, quiet.holdings.places, quiet.counts.unknown) == ("live", {}, 20)
+
+
 def test_it_gives_up_when_told_that_it_takes_too_long() -> None:
     mirror = live(stores(A))
     mirror.receive(2, stores(C))
@@ -297,6 +348,63 @@ def test_it_gives_up_when_told_that_it_takes_too_long() -> None:
     mirror.connected()
     mirror.replayed([(0, stores(A)), (1, removes(A)), (2, stores(C))], status(next_seq=3))
     assert (mirror.status, mirror.num_blocks) == ("live", 1)
+
+
+def test_a_batch_that_cannot_be_read_is_given_in_its_turn() -> None:
+    """Live, in a replay, waiting, without anybody to ask: who records or checks must see it."""
+    given: list[tuple[int, bytes]] = []
+
+    def give(seq: int, payload: bytes) -> None:
+        given.append((seq, payload))
+
+    batches = list(enumerate([stores(A), b"?", stores(B), b"", stores(C)]))
+    mirror = Mirror(on_batch=give)
+    mirror.connected()
+    mirror.replayed(batches[:3], None)
+    mirror.receive(*batches[3])
+    mirror.snapshot(-1, [], None)  # vLLM's publisher gives none
+    mirror.receive(*batches[4])
+    assert (mirror.status, given, mirror.counts.unreadable) == ("stale", batches, 2)
+    assert [one in mirror for one in (A, B, C)] == [True, True, True]
+    given.clear()
+    alone = Mirror(can_replay=False, on_batch=give)
+    for batch in batches:
+        alone.receive(*batch)
+    assert (alone.status, given) == ("stale", batches)
+    given.clear()
+    late = Mirror(on_batch=give)
+    late.connected()
+    late.replayed(batches[2:], None)
+    late.snapshot(-1, [], None)
+    assert (late.status, given) == ("stale", batches[2:])  # what there is, though it does not begin at 0
+
+
+@pytest.mark.parametrize("too_wide", [1 << 64, -(1 << 63) - 1])
+def test_an_integer_of_more_than_64_bits_is_refused(too_wide: int) -> None:
+    mirror = live(stores(0, 2**63))
+    with pytest.raises(HashFormError, match="64 bits"):
+        mirror.copies(too_wide)
+    with pytest.raises(HashFormError, match="64 bits"):
+        assert too_wide in mirror
+    assert [mirror.copies(one) for one in (0, 2**63, -(2**63), -1)] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("more", [1, 2, 3])
+def test_a_restart_under_the_same_id_straight_behind_a_snapshot(more: int) -> None:
+    """No batch is known that could be compared, and the successor has as many batches, or more."""
+    mirror = live(stores(A))
+    mirror.receive(3, stores(C))
+    mirror.replayed([(3, stores(C))], status(next_seq=4))
+    mirror.snapshot(3, [stores(A, B, C, ts=1.0)], status(next_seq=4))
+    assert (mirror.status, mirror.sequence) == ("live", 3)
+    mirror.disconnected()
+    mirror.connected()
+    assert mirror.wanted == ReplayWanted(3)
+    answer = [(3 + at, stores(bytes([at]) * 32)) for at in range(more)]
+    mirror.replayed(answer, status(next_seq=3 + more))
+    assert (mirror.status, mirror.wanted) == ("catching_up", SnapshotWanted())
+    mirror.snapshot(2 + more, [stores(B, ts=1.0)], status(next_seq=3 + more))
+    assert (mirror.status, mirror.sequence, mirror.num_blocks, B in mirror) == ("live", 2 + more, 1, True)
 
 
 def test_answers_nobody_waits_for_change_nothing() -> None:
@@ -349,7 +457,7 @@ def test_a_restart_forgets_what_was_said_of_the_groups() -> None:
     assert mirror.holdings.has_byte_hashes
     assert mirror.holdings.facts == {0: [(1, None, None)]}
     mirror.heard(status("two", 1))
-    assert mirror.holdings.facts == {0: []}
+    assert mirror.holdings.facts == {}
     assert not mirror.holdings.has_byte_hashes
     mirror.connected()
     mirror.replayed([(0, stores(1))], status("two", 1))

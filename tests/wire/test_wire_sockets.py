@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,19 @@ from blockpool.wire import (
     Mirror,
     Publisher,
     PublisherClosedError,
+    PublisherStatus,
     Subscriber,
     WireError,
     decode_batch,
+)
+from blockpool.wire.desk import (
+    MOST_ASKERS,
+    MOST_QUESTIONS,
+    MOST_SNAPSHOTS,
+    PATIENCE_S,
+    PIECE,
+    Answers,
+    Desk,
 )
 from blockpool.wire.protocol import (
     NO_MORE,
@@ -176,6 +188,40 @@ class TestS9:
             assert reader.mirror.num_blocks == 1
             assert reader.mirror.counts.restarts >= 1
 
+    @pytest.mark.parametrize("noticed_by", ["a heartbeat", "the old connection's end"])
+    def test_a_bound_reader_follows_the_successor(self, noticed_by: str) -> None:
+        """Publishers connect to it, and the successor had done so before the restart was noticed."""
+        blocks, others = Blocks(), Blocks()
+        mirror = Mirror()
+        with Publisher(LOOPBACK, LOOPBACK) as somebody:
+            replay = somebody.replay_endpoint
+        with (
+            Subscriber(mirror, LOOPBACK, replay, heartbeat_s=600) as reader,
+            Publisher(reader.endpoint, replay) as one,
+        ):
+            for _ in range(3):
+                one.publish(blocks.one_more())
+            until(up_to(mirror, 2), reader)
+            shaken: list[None] = []
+            connected = mirror.connected
+            mirror.connected = lambda: shaken.append(connected())  # type: ignore[method-assign, func-returns-value]
+            with Publisher(reader.endpoint, LOOPBACK) as second:
+                others.pool.get_new_blocks(1)
+                second.publish(others.one_more())
+                until(lambda: len(shaken) == 1 and mirror.wanted is None, reader)
+                reader.replay_endpoint = second.replay_endpoint
+                if noticed_by == "a heartbeat":
+                    mirror.heard(PublisherStatus(publisher=second.publisher_id, next_seq=1))
+                    assert mirror.wants_reconnect
+                else:
+                    one.close()
+                until(up_to(mirror, 0), reader)
+                assert mirror.publisher == second.publisher_id
+                assert others.holds(mirror)
+                second.publish(others.one_more())
+                until(up_to(mirror, 1), reader)
+                assert others.holds(mirror)
+
     def test_a_full_queue_never_makes_the_step_wait(self) -> None:
         blocks = Blocks()
         with publisher(max_queue_size=2, buffer_steps=100) as one, subscriber(one) as reader:
@@ -226,7 +272,11 @@ class TestPublisher:
             ((_, _, number, payload),) = ask(one, STATUS)
             status = decode_status(payload)
             assert status is not None
-            assert (status.publisher, status.next_seq, status.oldest_seq, status.dropped) == ("me", 3, 1, 0)
+            assert (status.next_seq, status.oldest_seq, status.dropped) == (3, 1, 0)
+            assert status.publisher == one.publisher_id
+            assert status.publisher.startswith("me-")
+            with publisher(publisher_id="me") as again:
+                assert again.publisher_id != one.publisher_id  # a restart is seen, whatever name it is given
             assert (status.convention, status.snapshots, sequence_number(number)) == ("first_last", True, 3)
             assert reader.mirror.convention == "first_last"
 
@@ -334,6 +384,105 @@ class TestPublisher:
             assert one.next_seq == 0
 
 
+class TestAnswers:
+    @pytest.mark.parametrize("question", [sequence_bytes(0), SNAPSHOT])
+    def test_for_who_asks_and_does_not_read_little_is_stored(self, question: bytes) -> None:
+        """Others are answered meanwhile; who reads after all has everything, in order."""
+        size, long = 600, bytes(65_536)
+        with publisher(snapshots=False) as one, zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            desk, made = one._desk, 0
+            desk.buffer.extend((seq, long) for seq in range(size))
+            desk.last_settled = size - 1
+            desk._snapshot = lambda: (  # type: ignore[method-assign]
+                (b"", b"", sequence_bytes(seq), long) for seq in range(size)
+            )
+            answers = desk.answers
+
+            def counted(asked: bytes) -> Iterator[tuple[bytes, ...]]:
+                nonlocal made
+                for frames in answers(asked):
+                    made += asked == question
+                    yield frames
+
+            desk.answers = counted  # type: ignore[method-assign]
+            for option, value in ((zmq.LINGER, 0), (zmq.RCVHWM, 1), (zmq.RCVBUF, 65_536), (zmq.RCVTIMEO, 20_000)):
+                dealer.setsockopt(option, value)
+            dealer.connect(one.replay_endpoint)
+            dealer.send_multipart((b"", question))
+            until(lambda: made > 0)
+            for _ in range(20):
+                assert len(ask(one, STATUS)) == 1
+            assert made < size / 2
+            got = []
+            while (frames := dealer.recv_multipart())[3]:
+                got.append(sequence_number(frames[2]))
+            assert got == list(range(size))
+            assert len(ask(one, question)) == size + 1
+
+    def test_what_askers_may_cost(self) -> None:
+        now, made, room = 0.0, Counter[bytes](), True
+        got: list[tuple[bytes, ...]] = []
+
+        def answer(question: bytes) -> Iterator[tuple[bytes, ...]]:
+            for number in range(3):
+                made[question] += 1
+                yield question, b"%d" % number
+
+        def send(frames: tuple[bytes, ...]) -> bool:
+            if frames[0] == b"gone":
+                raise ConnectionError
+            if room:
+                got.append(frames)
+            return room
+
+        answers = Answers(answer, clock=lambda: now)
+        answers.ask([b"a", b"", b"x"])
+        answers.ask([b"a", b"", b"y"])
+        answers.ask([b"gone", b"", b"z"])
+        for none in ([b"b", b"question", b"x"], [b"b", b""], [b"b", b"", b"x", b"x"]):
+            answers.ask(none)
+        assert len(answers) == 2
+        answers.go_on(send)
+        assert got == [(b"a", question, b"%d" % number) for question in (b"x", b"y") for number in range(3)]
+        assert len(answers) == 0
+
+        made.clear()
+        room = False
+        for number in range(MOST_ASKERS + 5):
+            for _ in range(MOST_QUESTIONS + 5):
+                answers.ask([b"%d" % number, b"", SNAPSHOT if number % 2 else b"x"])
+        assert len(answers) == MOST_ASKERS
+        for _ in range(10):
+            answers.go_on(send)
+        assert made == {b"x": MOST_ASKERS / 2, SNAPSHOT: MOST_SNAPSHOTS}  # the first message of each
+        now = PATIENCE_S + 1
+        answers.go_on(send)  # who had its turn is given up, and others have theirs
+        assert len(answers) == MOST_ASKERS / 2 - MOST_SNAPSHOTS
+        room = True
+        got.clear()
+        while len(answers):
+            answers.go_on(send)
+        assert len(got) == (MOST_ASKERS / 2 - MOST_SNAPSHOTS) * MOST_QUESTIONS * 3
+
+    def test_a_replay_has_what_the_buffer_has_when_its_turn_comes(self) -> None:
+        """It ends, though batches never do."""
+        desk = Desk("me", buffer_steps=PIECE, clock=lambda: 0.0)
+
+        def publish(count: int) -> None:
+            for _ in range(count):
+                desk.put([AllBlocksCleared()])
+                desk.send_one(lambda frames: None)
+
+        publish(2 * PIECE)
+        answer = desk.answers(sequence_bytes(PIECE + 10))
+        first = [sequence_number(next(answer)[2])]
+        publish(PIECE - 20)
+        assert first + [sequence_number(frames[2]) for frames in answer] == [*range(PIECE + 10, 2 * PIECE), -1]
+        late = desk.answers(sequence_bytes(0))
+        publish(3)
+        assert [sequence_number(frames[2]) for frames in late][:2] == [2 * PIECE - 17, 2 * PIECE - 16]
+
+
 class TestSubscriber:
     def test_a_part_of_a_snapshot_is_not_taken_for_the_whole(self) -> None:
         blocks = Blocks()
@@ -357,6 +506,38 @@ class TestSubscriber:
                 until(up_to(reader.mirror, 2), reader)
                 assert (len(asked), reader.mirror.counts.snapshots) == (2, 1)
                 assert blocks.holds(reader.mirror)
+
+    @pytest.mark.parametrize("cut", [SNAPSHOT, sequence_bytes(0)])
+    def test_an_answer_of_two_publishers_is_of_none(self, cut: bytes) -> None:
+        """The connection was cut in the middle of it: what came first is the old one's."""
+        blocks = Blocks()
+        with publisher(buffer_steps=1) as one:
+            answers, asked = one._desk.answers, []
+
+            def restart(question: bytes) -> Any:
+                yield from answers(question)
+                if question != STATUS:
+                    asked.append(question)
+                    if question == cut:
+                        one._desk.publisher_id = "the next one"
+
+            one._desk.answers = restart  # type: ignore[method-assign]
+            for _ in range(3):
+                one.publish(blocks.one_more())
+            until(lambda: one.counts.batches == 3)
+            with subscriber(one) as reader:
+                until(up_to(reader.mirror, 2), reader)
+                assert reader.mirror.publisher == "the next one"
+                counts = reader.mirror.counts
+                assert counts.replays + counts.snapshots == len(asked) - 1
+
+    def test_a_port_that_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        closed = []
+        close = Subscriber.close
+        monkeypatch.setattr(Subscriber, "close", lambda self: closed.append(close(self)))  # type: ignore[func-returns-value]
+        with publisher() as one, pytest.raises(EndpointError, match="cannot open"):
+            Subscriber(Mirror(), one.endpoint.replace("127.0.0.1", "*"), one.replay_endpoint)
+        assert len(closed) == 1  # no socket is left open
 
     def test_polling_after_closing_is_refused(self) -> None:
         with publisher() as one:

@@ -139,7 +139,7 @@ class World:
         self.is_cut_unnoticed = False
         self.pipe: deque[tuple[int, bytes]] = deque()
         self.question: object = None
-        self.answer: tuple[list[tuple[int, bytes]], PublisherStatus | None] | None = None
+        self.answer: tuple[list[tuple[int, bytes]], PublisherStatus | None, PublisherStatus | None] | None = None
 
     def tick(self) -> float:
         self.time += 1.0
@@ -189,7 +189,7 @@ class World:
             self.question = self.mirror.wanted
 
     def respond(self) -> None:
-        """The publisher answers what was asked, as it is now."""
+        """The publisher answers what was asked, and how it was before and after; it goes on meanwhile."""
         if self.question is None or self.answer is not None:
             return
         if isinstance(self.question, ReplayWanted):
@@ -198,13 +198,20 @@ class World:
             asked = SNAPSHOT
         else:
             asked = b"\x7f" * 8
+        before = self.status()
+        if self.rng.random() < 0.2:
+            self.send()
         frames = list(self.engine.desk.answers(asked))
         assert frames[-1] in (END, snapshot_end(len(frames) - 1))
-        status = None
-        if self.has_status:
-            ((_, _, _, payload),) = self.engine.desk.answers(STATUS)
-            status = decode_status(payload)
-        self.answer = [(sequence_number(one[2]), one[3]) for one in frames[:-1]], status
+        if self.rng.random() < 0.2:
+            self.send()
+        self.answer = [(sequence_number(one[2]), one[3]) for one in frames[:-1]], before, self.status()
+
+    def status(self) -> PublisherStatus | None:
+        if not self.has_status:
+            return None
+        ((_, _, _, payload),) = self.engine.desk.answers(STATUS)
+        return decode_status(payload)
 
     def hear(self) -> None:
         """The answer arrives."""
@@ -215,14 +222,14 @@ class World:
             # could be told from its successor otherwise.
             self.notice()
             return
-        (batches, status), question = self.answer, self.question
+        (batches, before, after), question = self.answer, self.question
         self.question = self.answer = None
         if isinstance(question, ReplayWanted):
-            self.mirror.replayed(batches, status)
+            self.mirror.replayed(batches, before)
         else:
-            self.mirror.snapshot(batches[-1][0] if batches else -1, [one for _, one in batches], status)
-        if status is not None:
-            self.mirror.heard(status)
+            self.mirror.snapshot(batches[-1][0] if batches else -1, [one for _, one in batches], before)
+        if after is not None:
+            self.mirror.heard(after)
 
     def heartbeat(self) -> None:
         if self.has_status and self.is_connected:

@@ -227,7 +227,7 @@ def _follow(endpoint: str, replay: str | None, topic: str, count: int | None) ->
 
     _check_topic(topic)
     ready: list[tuple[int, bytes]] = []
-    mirror = Mirror(on_applied=lambda seq, payload: ready.append((seq, payload)))
+    mirror = Mirror(on_batch=lambda seq, payload: ready.append((seq, payload)))
     status, given = "", 0
     with unless_interrupted(), input_errors(WireError), Subscriber(mirror, endpoint, replay, topic=topic) as reader:
         while count is None or given < count:

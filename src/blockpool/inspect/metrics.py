@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockpool.cache import PrefixCacheStats
 from blockpool.pool import BlockPool
-from blockpool.wire import Fleet, MirrorStatus, Publisher
+from blockpool.wire import Fleet, Mirror, MirrorStatus, Publisher
 
 from .residency import BUCKETS_S, Histogram, ResidencySampler
 
@@ -175,8 +175,8 @@ class MetricsCollector:
         mirrors = fleet.mirrors
         yield self._gauge(
             "blockpool:mirror_lag_batches",
-            "Batches known to exist that the mirror does not have.",
-            {(name,): mirror.lag for name, mirror in mirrors.items()},
+            "Batches known to exist that the mirror does not have; left out where nobody knows how many.",
+            {(name,): lag for name, mirror in mirrors.items() if (lag := _known_lag(mirror)) is not None},
             "worker",
         )
         yield self._gauge(
@@ -223,3 +223,10 @@ class MetricsCollector:
             buckets = list(zip(self._ends, accumulate(one.counts), strict=True))
             family.add_metric([*self._labels.values(), str(number)], buckets, one.sum_s)
         return family
+
+
+def _known_lag(mirror: Mirror) -> int | None:
+    """None rather than a 0 that nobody can vouch for."""
+    if mirror.status is MirrorStatus.LIVE:
+        return mirror.lag
+    return mirror.lag or None if mirror.status is MirrorStatus.CATCHING_UP else None

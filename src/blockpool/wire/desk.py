@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from blockpool.pool import KVCacheEvent
 from blockpool.wire.codec import HashForm, KVEventBatch, encode_batch, with_int_hashes
@@ -22,6 +22,14 @@ from blockpool.wire.protocol import (
 
 #: Blocks per batch of a snapshot.
 SNAPSHOT_BLOCKS = 1024
+#: Batches of a replay that are looked up in one go.
+PIECE = 256
+#: Who may wait for answers at a time, with how many questions, and how many of them for snapshots, which are large.
+MOST_ASKERS = 256
+MOST_QUESTIONS = 16
+MOST_SNAPSHOTS = 4
+#: Who takes nothing for so long is not answered any more.
+PATIENCE_S = 30.0
 Frames = tuple[bytes, ...]
 
 
@@ -86,6 +94,7 @@ class Desk:
         events: list[KVCacheEvent] | None = None
         try:
             events = self._in_form(item.events)
+            num_blocks = sum([len(getattr(event, "block_hashes", ())) for event in events])
             payload = encode_batch(KVEventBatch(item.ts, events, self.data_parallel_rank))
             send((self.topic, sequence_bytes(item.seq), payload))
         except Exception as error:  # its number is spent: readers see a gap, and a snapshot heals it
@@ -95,7 +104,7 @@ class Desk:
             self.buffer.append((item.seq, payload))
             self.num_batches += 1
             self.num_events += len(events)
-            self.num_blocks += sum(len(getattr(event, "block_hashes", ())) for event in events)
+            self.num_blocks += num_blocks
         self._settle(item.seq, events)
 
     def _in_form(self, events: list[KVCacheEvent]) -> list[KVCacheEvent]:
@@ -125,23 +134,25 @@ class Desk:
     # -- the replay socket -----------------------------------------------------------------------------
 
     def answers(self, question: bytes) -> Iterator[Frames]:
-        """The messages that answer a question, without the identity of who has asked."""
+        """The messages that answer a question, without the identity of who has asked.
+
+        Made as they are taken: a replay of what the buffer still has when its turn comes, up to what was there when
+        it began. A snapshot is of one moment, and is whole in memory.
+        """
         if question == STATUS:
             yield b"", self.topic, sequence_bytes(self.last_settled + 1), encode_status(self.status())
             return
         if question == SNAPSHOT:
-            num_messages = 0
-            for frames in self._snapshot():
-                num_messages += 1
-                yield frames
-            if num_messages:
-                yield snapshot_end(num_messages)
+            if snapshot := list(self._snapshot()):
+                yield from snapshot
+                yield snapshot_end(len(snapshot))
                 return
         elif len(question) == 8:
-            first = int.from_bytes(question, "big")
-            for seq, payload in self.buffer:
-                if seq >= first:
+            first, last = int.from_bytes(question, "big"), self.last_settled
+            while piece := [one for one in self.buffer if first <= one[0] <= last][:PIECE]:
+                for seq, payload in piece:
                     yield b"", self.topic, sequence_bytes(seq), payload
+                first = piece[-1][0] + 1
         yield END
 
     def status(self) -> PublisherStatus:
@@ -171,3 +182,79 @@ class Desk:
 
     def _encoded(self, events: list[KVCacheEvent]) -> bytes:
         return encode_batch(KVEventBatch(self.clock(), events, self.data_parallel_rank))
+
+
+class _Asker:
+    """Who has asked, and what is owed."""
+
+    def __init__(self, now: float) -> None:
+        self.questions: deque[bytes] = deque()
+        self.answer: Iterator[Frames] = iter(())
+        self.next: Frames | None = None
+        self.is_snapshot = False
+        self.took_at = now
+
+
+class Answers:
+    """Answers on their way, each as far as its asker takes it: one that does not read costs next to nothing."""
+
+    def __init__(
+        self, answer: Callable[[bytes], Iterable[Frames]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._answer = answer
+        self._clock = clock
+        self._askers: dict[bytes, _Asker] = {}
+
+    def __len__(self) -> int:
+        """How many wait for something."""
+        return len(self._askers)
+
+    def ask(self, frames: list[bytes]) -> None:
+        """A message of the ROUTER: identity, empty, question. What is none, or too much, is not answered."""
+        if len(frames) != 3 or frames[1] != b"":
+            return
+        asker = self._askers.get(frames[0])
+        if asker is None:
+            if len(self._askers) >= MOST_ASKERS:
+                return
+            asker = self._askers[frames[0]] = _Asker(self._clock())
+        if len(asker.questions) < MOST_QUESTIONS:
+            asker.questions.append(frames[2])
+
+    def go_on(self, send: Callable[[Frames], bool]) -> None:
+        """A few messages to everybody who is owed some. `send` says whether there was room; OSError: it is gone."""
+        now = self._clock()
+        for who, asker in list(self._askers.items()):
+            try:
+                is_owed = self._send_some(who, asker, send, now)
+            except OSError:
+                is_owed = False
+            if not is_owed or now - asker.took_at > PATIENCE_S:
+                del self._askers[who]
+
+    def _send_some(self, who: bytes, asker: _Asker, send: Callable[[Frames], bool], now: float) -> bool:
+        """Whether there is more."""
+        for _ in range(PIECE):
+            if asker.next is None:
+                asker.took_at = now
+                if not self._begin(asker):
+                    return bool(asker.questions)
+            assert asker.next is not None
+            if not send((who, *asker.next)):
+                return True
+            asker.took_at = now
+            asker.next = next(asker.answer, None)
+        return True
+
+    def _begin(self, asker: _Asker) -> bool:
+        """The answer to its next question. False when it has none, or has to wait."""
+        asker.is_snapshot = False
+        if not asker.questions:
+            return False
+        if asker.questions[0] == SNAPSHOT:
+            if sum(one.is_snapshot for one in self._askers.values()) >= MOST_SNAPSHOTS:
+                return False
+            asker.is_snapshot = True
+        asker.answer = iter(self._answer(asker.questions.popleft()))
+        asker.next = next(asker.answer)
+        return True

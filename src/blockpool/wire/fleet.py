@@ -10,7 +10,7 @@ import numpy as np
 from blockpool.managers import KVCacheGroupSpec
 from blockpool.wire.errors import GroupRuleError, HashFormError, WorkerError
 from blockpool.wire.holdings import Catalogue
-from blockpool.wire.mirror import Convention, Mirror, MirrorStatus
+from blockpool.wire.mirror import Convention, Mirror, MirrorStatus, check_hash
 from blockpool.wire.rules import Fact, GroupRules, Masks, Numbers, spec_of
 from blockpool.wire.shelf import Shelf, key_words, low_words
 
@@ -138,8 +138,7 @@ class Fleet:
     def _keys_of(self, hashes: list[BlockHash]) -> list[object]:
         """What to look for: the digests themselves, and their 64-bit form where workers announce that."""
         for one in hashes:
-            if not isinstance(one, bytes) and not -(1 << 63) <= one < 1 << 64:
-                raise HashFormError(f"an integer hash has 64 bits, {one} has more")
+            check_hash(one)
         held = [mirror.holdings for mirror in self._mirrors.values()]
         some_int = any(one.has_int_hashes for one in held)
         if not isinstance(hashes[0], bytes):

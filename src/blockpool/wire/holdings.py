@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from threading import RLock
-from typing import final
+from typing import Final, final
 
 from mypy_extensions import i64
 
-from blockpool.wire.lean import Cleared, Removed, Stored
+from blockpool.wire.changes import CLEARED, REMOVED, Changes, Run
 from blockpool.wire.shelf import Place, Shelf
 
 GPU = "GPU"
+#: What one worker's events may say of groups and tiers: each that has keys, and each (block size, kind, window).
+MOST_SAID: Final = 256
+
+
+def place_key(group: int | None, medium: str | None) -> tuple[int, str]:
+    """Group and tier: who names none means group 0, and the GPU."""
+    return (0 if group is None else group, GPU if medium is None else medium)
 
 
 @final
@@ -36,12 +43,21 @@ class Catalogue:
         return self.num_slots - 1
 
     def shelf(self, group: int, medium: str) -> Shelf:
+        """The shelf for one place more."""
         key = (group, medium)
         found = self.shelves.get(key)
         if found is None:
             found = Shelf(self.num_words)
             self.shelves[key] = found
+        found.num_places += 1
         return found
+
+    def drop(self, group: int, medium: str) -> None:
+        """One place less is on this shelf; one without any goes."""
+        shelf = self.shelves[group, medium]
+        shelf.num_places -= 1
+        if shelf.num_places == 0:
+            del self.shelves[group, medium]
 
     @property
     def num_keys(self) -> int:
@@ -55,7 +71,10 @@ class Catalogue:
 
 @final
 class Holdings:
-    """One worker's keys. `facts`: what its events said of each group: (block size, kind, window)."""
+    """One worker's keys. `facts`: what its events said of each group: (block size, kind, window).
+
+    `is_full`: they said more than a model has groups and tiers, and what came since is not in here.
+    """
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
@@ -64,70 +83,58 @@ class Holdings:
         self.facts: dict[int, list[tuple[int, str | None, int | None]]] = {}
         self.has_int_hashes = False
         self.has_byte_hashes = False
+        self.num_said = 0
+        self.is_full = False
         self.num_repeated = 0
         self.num_unknown = 0
 
-    def apply(self, events: list[Stored | Removed | Cleared], counted: bool) -> int:
-        """Change what the events say, in order; how many hashes they named."""
-        named: i64 = 0
-        # Events of one batch mostly tell of one group and tier.
-        place: Place | None = None
-        last_group: object = None
-        last_medium: str | None = None
-        for event in events:
-            if isinstance(event, Stored):
-                hashes: list[bytes | int] = event.block_hashes
-                group: object = event.group_idx
-                medium: str | None = event.medium
-                if place is None or group is not last_group or medium != last_medium:
-                    place = self.place_of(event.group_idx, medium)
-                    last_group = group
-                    last_medium = medium
-                size: int = event.block_size
-                kind: str | None = event.kv_cache_spec_kind
-                window: int | None = event.kv_cache_spec_sliding_window
-                if size != place.block_size or kind != place.kind or window != place.window:
-                    place.block_size = size
-                    place.kind = kind
-                    place.window = window
-                    fact = (size, kind, window)
-                    told = self.facts[place.group]
-                    if fact not in told:
-                        told.append(fact)
-                if hashes:
-                    if isinstance(hashes[0], bytes):
-                        self.has_byte_hashes = True
-                    else:
-                        self.has_int_hashes = True
-                repeated = place.store(hashes, counted)
-                if repeated:
-                    self.num_repeated += repeated
-                named += len(hashes)
-            elif isinstance(event, Removed):
-                gone: list[bytes | int] = event.block_hashes
-                group = event.group_idx
-                medium = event.medium
-                if place is None or group is not last_group or medium != last_medium:
-                    place = self.place_of(event.group_idx, medium)
-                    last_group = group
-                    last_medium = medium
-                unknown = place.remove(gone)
-                if unknown:
-                    self.num_unknown += unknown
-                named += len(gone)
-            else:
-                self.clear(event.medium)
-        return int(named)
+    def apply(self, changes: Changes, counted: bool) -> int:
+        """Change what they say, in order; how many hashes they named."""
+        words = changes.words
+        for run in changes.runs:
+            if run.what == CLEARED:
+                self.clear(run.medium)
+                continue
+            if run.first == run.last:
+                continue
+            place = self.place_of(run)
+            if run.what == REMOVED:
+                if place is None:
+                    self.num_unknown += int(run.last - run.first)
+                else:
+                    self.num_unknown += place.remove(words, run.first, run.last)
+            elif place is not None:
+                self.has_int_hashes = self.has_int_hashes or run.has_ints
+                self.has_byte_hashes = self.has_byte_hashes or run.has_bytes
+                self.num_repeated += place.store(words, run.first, run.last, counted)
+        return len(words) // 2
 
-    def place_of(self, group: int | None, medium: str | None) -> Place:
-        """Older events name no group or tier: there was one."""
-        key = (0 if group is None else group, GPU if medium is None else medium)
+    def place_of(self, run: Run) -> Place | None:
+        """Where the hashes of a run belong; None where nothing is, and nothing can be stored."""
+        key = place_key(run.group, run.medium)
         place = self.places.get(key)
+        if run.what == REMOVED:
+            return place
         if place is None:
+            if not self.has_room():
+                return None
             place = Place(self.catalogue.shelf(key[0], key[1]), self.slot, key[0])
             self.places[key] = place
-            self.facts.setdefault(key[0], [])
+        if run.size != place.block_size or run.kind != place.kind or run.window != place.window:
+            place.block_size = run.size
+            place.kind = run.kind
+            place.window = run.window
+            fact = (run.size, run.kind, run.window)
+            told = self.facts.setdefault(key[0], [])
+            if fact not in told and self.has_room():
+                told.append(fact)
         return place
+
+    def has_room(self) -> bool:
+        """Whether the events may say one thing more of groups and tiers."""
+        self.num_said += 1
+        self.is_full = self.num_said > MOST_SAID
+        return not self.is_full
 
     def clear(self, medium: str | None) -> None:
         """Nothing is left in a tier, or anywhere."""
@@ -141,16 +148,16 @@ class Holdings:
     def forget(self) -> None:
         """Nothing is left, and what was said of the groups is not believed either: the worker begins anew."""
         self.clear(None)
-        for told in self.facts.values():
-            told.clear()
-        for place in self.places.values():
-            place.block_size = 0
-            place.kind = None
-            place.window = None
+        for key in self.places:
+            self.catalogue.drop(key[0], key[1])
+        self.places = {}
+        self.facts = {}
+        self.num_said = 0
+        self.is_full = False
 
     def leave(self) -> None:
         """The worker's bit is free for another one."""
-        self.clear(None)
+        self.forget()
         self.catalogue.unused.append(self.slot)
 
     def num_copies(self, block_hash: bytes | int, group: int, medium: str) -> int:

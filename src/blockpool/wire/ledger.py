@@ -12,9 +12,11 @@ from itertools import islice
 import msgspec
 
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+from blockpool.wire.errors import BatchError
+from blockpool.wire.holdings import place_key
 
 BlockHash = bytes | int
-Place = tuple[int | None, str | None]  # group, medium
+Place = tuple[int, str]  # group, tier
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(BlockStored)
@@ -58,7 +60,7 @@ class Ledger:
         if isinstance(event, BlockStored):
             self.store(event)
         elif isinstance(event, BlockRemoved):
-            self.remove((event.group_idx, event.medium), event.block_hashes)
+            self.remove(place_key(event.group_idx, event.medium), event.block_hashes)
         else:
             self.clear(event)
 
@@ -66,7 +68,7 @@ class Ledger:
         hashes = event.block_hashes
         if not hashes:
             return
-        place = (event.group_idx, event.medium)
+        place = place_key(event.group_idx, event.medium)
         keys = self._keys.setdefault(place, {})
         if not keys.keys().isdisjoint(hashes):
             for one in hashes:
@@ -213,7 +215,8 @@ def _parents_first(pieces: list[Piece], breathe: Callable[[], object]) -> list[i
 class Overflow:
     """Batches that were not sent: their numbers are spent, and what they did to the index, key by key.
 
-    However many they are, it stays as small as the index: a key that came and went is no more than a zero.
+    However many they are, it stays as small as the index: a key that came and went is no more than a zero. Odd events
+    are not refused before `settle`, which is not called on the step's thread.
     """
 
     def __init__(self, first_seq: int) -> None:
@@ -221,16 +224,25 @@ class Overflow:
         self.num_batches = 0
         self._cleared: list[AllBlocksCleared] = []
         self._net: dict[tuple[Place, BlockHash], tuple[int, BlockStored | None, int]] = {}
+        self._error: str | None = None  # what the events did is not known any more
 
     def add(self, seq: int, events: list[KVCacheEvent]) -> None:
         self.last_seq = seq
         self.num_batches += 1
+        if self._error is None:
+            try:
+                self._add(events)
+            except Exception as error:  # hashes that are none, a list of them that is none
+                self._error = f"{error}"
+                self._net.clear()
+
+    def _add(self, events: list[KVCacheEvent]) -> None:
         net = self._net
         for event in events:
             if isinstance(event, AllBlocksCleared):
                 self._clear(event)
                 continue
-            place = (event.group_idx, event.medium)
+            place = place_key(event.group_idx, event.medium)
             if isinstance(event, BlockStored):
                 for at, one in enumerate(event.block_hashes):
                     net[place, one] = (net.get((place, one), (0,))[0] + 1, event, at)
@@ -250,7 +262,9 @@ class Overflow:
                 del self._net[key]
 
     def settle(self) -> Iterator[KVCacheEvent]:
-        """The same in as few events as need be."""
+        """The same in as few events as need be. Raises BatchError when one was no event that can be followed."""
+        if self._error is not None:
+            raise BatchError(f"not an event: {self._error}")
         yield from self._cleared
         for (place, one), (count, event, at) in self._net.items():
             if count < 0:

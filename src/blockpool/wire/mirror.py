@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from typing import Literal
 
 import msgspec
 
-from blockpool.wire.errors import BatchError
-from blockpool.wire.holdings import GPU, Catalogue, Holdings
-from blockpool.wire.lean import Batch, Cleared, read_lean
+from blockpool.wire.changes import Changes, read_changes
+from blockpool.wire.errors import BatchError, HashFormError
+from blockpool.wire.holdings import GPU, MOST_SAID, Catalogue, Holdings
 from blockpool.wire.protocol import PublisherStatus
 
 Convention = Literal["detect", "first_last", "per_copy"]
@@ -47,6 +48,12 @@ class SnapshotWanted(msgspec.Struct, frozen=True):
 Wanted = ReplayWanted | SnapshotWanted
 
 
+def check_hash(block_hash: bytes | int) -> None:
+    """Raises HashFormError for an integer that is announced by nobody."""
+    if not isinstance(block_hash, bytes) and not -(1 << 63) <= block_hash < 1 << 64:
+        raise HashFormError(f"an integer hash has 64 bits, {block_hash} has more")
+
+
 class MirrorCounts(msgspec.Struct, frozen=True):
     """Since the mirror was made. `repeated`: keys announced while they were; `unknown`: keys removed while not."""
 
@@ -68,9 +75,9 @@ class Mirror:
     `convention`: how the publisher announces copies of a key: "per_copy", each; "first_last", the first and the
     last, so that announcing a key again means nothing; "detect": as its `status` says, else a key that is announced
     again is one copy more. `max_blocks`: copies that are kept at most, `max_pending`: batches that wait for missing
-    ones; beyond either the mirror gives up what it has. `can_replay`: whether anybody can be asked for what is
-    missing. `on_applied(seq, payload)` is called for each batch that has been applied, in that order; not for what a
-    snapshot contains.
+    ones; beyond either the mirror gives up what it has, and so it does when there is no end of groups and tiers.
+    `can_replay`: whether anybody can be asked for what is missing. `on_batch(seq, payload)` is called for each batch
+    in its turn, also for one that cannot be read; not for what a snapshot contains. It must not raise.
     """
 
     def __init__(
@@ -82,7 +89,7 @@ class Mirror:
         max_blocks: int | None = None,
         max_pending: int = 10_000,
         catalogue: Catalogue | None = None,
-        on_applied: Callable[[int, bytes], object] | None = None,
+        on_batch: Callable[[int, bytes], object] | None = None,
     ) -> None:
         if convention not in ("detect", "first_last", "per_copy"):
             raise ValueError(f'convention must be "detect", "first_last" or "per_copy", not {convention!r}')
@@ -92,7 +99,7 @@ class Mirror:
         self.can_replay = can_replay
         self.max_blocks = max_blocks
         self.max_pending = max_pending
-        self.on_applied = on_applied
+        self.on_batch = on_batch
         self.catalogue = Catalogue() if catalogue is None else catalogue
         self.holdings = Holdings(self.catalogue)
         self.lock = self.catalogue.lock
@@ -106,6 +113,7 @@ class Mirror:
         self.wants_reconnect = False  # what the subscription still holds is a dead publisher's
         self._connected: bool | None = None  # nobody has said yet
         self._exact = True  # the index is the publisher's as of `sequence`
+        self._in_doubt = False  # a connection began, and who is at its other end has not been found out
         self._wanted: Wanted | None = None
         self._pending: dict[int, bytes] = {}
         self._marks = array("q", bytes(8 * REMEMBERED))
@@ -146,7 +154,11 @@ class Mirror:
         return self.holdings.tiers()
 
     def copies(self, block_hash: bytes | int, group: int = 0, medium: str = GPU) -> int:
-        """How many copies of a key the worker has as far as is known; believe it only of a live mirror."""
+        """How many copies of a key the worker has as far as is known; believe it only of a live mirror.
+
+        Raises HashFormError for an integer of more than 64 bits.
+        """
+        check_hash(block_hash)
         with self.lock:
             return self.holdings.num_copies(block_hash, group, medium)
 
@@ -230,6 +242,7 @@ class Mirror:
 
     def _connect(self) -> None:
         self._connected = True
+        self._in_doubt = True
         self.wants_reconnect = False
         self._pending.clear()
         if self.can_replay:
@@ -279,15 +292,8 @@ class Mirror:
         """A stale mirror goes on as well as it can: most of what it says is still right."""
         if seq != self.sequence + 1:
             self._first_mark = seq
-        self.sequence = seq
-        self._remember(seq, payload)
-        try:
-            self._apply(read_lean(payload))
-        except BatchError:
-            self._counts["unreadable"] += 1
-            return
-        if self.on_applied is not None:
-            self.on_applied(seq, payload)
+        with suppress(BatchError):
+            self._apply(seq, payload)
 
     def _keep(self, seq: int, payload: bytes) -> None:
         """Until what comes before it is there."""
@@ -305,39 +311,46 @@ class Mirror:
     def _take(self, seq: int, payload: bytes) -> bool:
         """The next batch, and the status that follows from it. False when the index is not exact any more."""
         try:
-            batch = read_lean(payload)
+            self._apply(seq, payload)
         except BatchError as error:
-            self._counts["unreadable"] += 1
-            self.sequence = seq
-            self._remember(seq, payload)
             self._lose(f"batch {seq} cannot be read ({error})")
             return False
-        self.sequence = seq
-        self._remember(seq, payload)
-        if not self._apply(batch):
-            self._go_on_stale(f"there are more than {self.max_blocks} blocks")
+        if not self._exact:
+            self._go_on_stale(self._cause)
             return False
-        if self.on_applied is not None:
-            self.on_applied(seq, payload)
         if self.status is not MirrorStatus.CATCHING_UP:
             self._set(MirrorStatus.LIVE, "")
         return True
 
-    def _apply(self, batch: Batch) -> bool:
-        """False when it was too much, and all is gone."""
+    def _apply(self, seq: int, payload: bytes) -> None:
+        """Raises BatchError."""
+        self.sequence = seq
+        self._remember(seq, payload)
+        try:
+            self._change(read_changes(payload))
+        except BatchError:
+            self._counts["unreadable"] += 1
+            raise
+        finally:
+            if self.on_batch is not None:
+                self.on_batch(seq, payload)
+
+    def _change(self, changes: Changes) -> None:
+        """What was too much is all gone, and the index is not exact any more."""
         held = self.holdings
         num_repeated = held.num_repeated
-        self.last_ts = batch.ts
+        self.last_ts = changes.ts
         self._counts["batches"] += 1
-        self._counts["blocks"] += held.apply(batch.events, self.convention != "first_last")
+        self._counts["blocks"] += held.apply(changes, self.convention != "first_last")
         if held.num_repeated > num_repeated and self.convention == "detect":
             self.convention = "per_copy"
-        if self.max_blocks is None or held.num_all_copies <= self.max_blocks:
-            return True
-        held.clear(None)
-        self._exact = False
-        self._has_overflowed = True
-        return False
+        if held.is_full or (self.max_blocks is not None and held.num_all_copies > self.max_blocks):
+            self._cause = f"there are more than {self.max_blocks} blocks"
+            if held.is_full:
+                self._cause = f"its events name more than {MOST_SAID} groups, tiers and kinds of groups"
+            held.forget()
+            self._exact = False
+            self._has_overflowed = True
 
     # -- what is missing ---------------------------------------------------------------------------------
 
@@ -383,45 +396,41 @@ class Mirror:
             self._reconnect()
             return
         self._adopt(status)
-        if not self._exact:
-            self._lose("the replay does not go back to the beginning")
-            return
-        if not self._is_certain(batches, status):
+        if self._exact and not self._is_certain(batches, status):
             if not batches and self.sequence > 0:  # nothing behind that number: one that has begun anew?
                 self._exact = False
                 self._want_replay()
                 return
             self._lose("the replay does not show whether the publisher is the one of before")
             return
-        told = self._behind
         for seq, payload in batches:
-            if seq <= self.sequence:
-                continue
-            if seq > self.sequence + 1:
-                self._lose(f"batches {self.sequence + 1} to {seq - 1} are in no replay")
-                return
-            if self._pending.pop(seq, payload) != payload:
+            if seq > self.sequence and self._pending.setdefault(seq, payload) != payload:
                 self._restarted("two batches have one number")
                 self._reconnect()
                 return
-            if not self._take(seq, payload):
-                return
-        if self.sequence < told:
-            self._lose(f"batches {self.sequence + 1} to {told} are in no replay")
+        if not self._exact:
+            self._lose("the replay does not go back to the beginning")
             return
-        self._catch_up()
+        self._catch_up(max(self._behind, batches[-1][0] if batches else -1))
 
-    def _catch_up(self) -> None:
-        """Take what waits, and be live if nothing is missing before it."""
+    def _catch_up(self, replayed: int = -1) -> None:
+        """Take what waits, and be live if nothing is missing before it; up to `replayed` no more is to be had."""
         for seq in sorted(self._pending):
             if seq <= self.sequence:
                 del self._pending[seq]
-            elif seq == self.sequence + 1:
-                if not self._take(seq, self._pending.pop(seq)):
-                    return
-            else:
-                self._miss(f"batches {self.sequence + 1} to {seq - 1} are missing")
+            elif seq > self.sequence + 1:
+                missing = f"batches {self.sequence + 1} to {seq - 1}"
+                if self.sequence < replayed:
+                    self._lose(f"{missing} are in no replay")
+                else:
+                    self._miss(f"{missing} are missing")
                 return
+            elif not self._take(seq, self._pending.pop(seq)):
+                return
+        if self.sequence < replayed:
+            self._lose(f"batches {self.sequence + 1} to {replayed} are in no replay")
+            return
+        self._in_doubt = False
         self._set(MirrorStatus.LIVE, "")
 
     def _snapshot(self, seq: int, payloads: list[bytes], status: PublisherStatus | None) -> None:
@@ -430,7 +439,7 @@ class Mirror:
             self._reconnect()
             return
         try:
-            batches = [read_lean(payload) for payload in payloads]
+            batches = [read_changes(payload) for payload in payloads]
         except BatchError as error:
             self._no_snapshots = True
             self._lose(f"the snapshot cannot be read ({error})")
@@ -449,8 +458,9 @@ class Mirror:
         self._adopt(status)
         self._snapshot_ts = batches[-1].ts
         for batch in batches:
-            if not self._apply(batch):
-                self._go_on_stale(f"there are more than {self.max_blocks} blocks")
+            self._change(batch)
+            if not self._exact:
+                self._go_on_stale(self._cause)
                 return
         self._catch_up()
 
@@ -509,9 +519,12 @@ class Mirror:
 
     def _is_certain(self, batches: list[tuple[int, bytes]], status: PublisherStatus | None) -> bool:
         """Whether an answer is surely of the publisher that the index is of."""
-        if self.sequence < 0 or (status is not None and self.publisher is not None):
-            return True  # there is nothing to continue; or it is the same one by its id
-        return bool(batches) and batches[0][0] == self.sequence and self._has_mark(self.sequence)
+        if self.sequence < 0:
+            return True  # there is nothing to continue
+        if batches and batches[0][0] == self.sequence and self._has_mark(self.sequence):
+            return True  # it begins with the batch that is known
+        # Else it is by its id; of one that has just connected that is not enough: it may have been given the same.
+        return status is not None and self.publisher is not None and not self._in_doubt
 
     def _is_old(self, seq: int, payload: bytes) -> bool:
         """Whether a batch with a number that was there before is that very batch."""
@@ -520,7 +533,7 @@ class Mirror:
         if self._snapshot_ts is None:
             return False
         try:  # a snapshot contains it if it is older
-            return read_lean(payload).ts <= self._snapshot_ts
+            return read_changes(payload).ts <= self._snapshot_ts
         except BatchError:
             return False
 
@@ -572,7 +585,6 @@ class Mirror:
 
 def _empties_all(payload: bytes) -> bool:
     try:
-        batch = read_lean(payload)
+        return read_changes(payload).clears_all
     except BatchError:
         return False
-    return any(isinstance(event, Cleared) and event.medium is None for event in batch.events)

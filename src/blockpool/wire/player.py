@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from blockpool.wire.codec import KVEventBatch
+from blockpool.wire.desk import Answers, Frames
 from blockpool.wire.endpoints import is_bound, scheme_of
 from blockpool.wire.errors import EndpointError, RecordingError
 from blockpool.wire.extra import import_zmq
 from blockpool.wire.protocol import END, sequence_bytes
+from blockpool.wire.publisher import ANSWER_HWM, LOOK_AGAIN_MS, send_answer
 from blockpool.wire.recording import Recorded
 
 #: Longer pauses are a mistake in the recording.
@@ -33,6 +35,7 @@ class Player:
                 scheme_of(one)
         self._topic = topic.encode()
         self._sent: list[tuple[int, bytes]] = []
+        self._answers = Answers(self._answer)
         self._context = self._zmq.Context()
         self._pub = self._context.socket(self._zmq.PUB)
         self._router: Any = None
@@ -42,7 +45,8 @@ class Player:
             self.endpoint = self._pub.LAST_ENDPOINT.decode()
             if replay_endpoint is not None:
                 self._router = self._context.socket(self._zmq.ROUTER)
-                self._router.setsockopt(self._zmq.SNDHWM, 0)
+                self._router.setsockopt(self._zmq.SNDHWM, ANSWER_HWM)
+                self._router.setsockopt(self._zmq.ROUTER_MANDATORY, 1)
                 self._router.bind(replay_endpoint)
                 self.replay_endpoint = self._router.LAST_ENDPOINT.decode()
         except self._zmq.ZMQError as error:
@@ -80,20 +84,20 @@ class Player:
             if self._router is None:
                 time.sleep(left)
                 return
-            if self._router.poll(int(1000 * min(left, LONGEST_LOOK_S))):
-                self._answer()
-            elif left == 0.0:
+            wait_ms = int(1000 * min(left, LONGEST_LOOK_S))
+            asked = self._router.poll(min(wait_ms, LOOK_AGAIN_MS) if len(self._answers) else wait_ms)
+            if asked:
+                self._answers.ask(self._router.recv_multipart())
+            self._answers.go_on(lambda frames: send_answer(self._zmq, self._router, frames))
+            if not asked and left == 0.0:
                 return
 
-    def _answer(self) -> None:
-        frames = self._router.recv_multipart()
-        if len(frames) != 3 or frames[1] != b"":
-            return
-        first = int.from_bytes(frames[2], "big")  # a text is beyond all numbers
-        for seq, payload in self._sent:
-            if len(frames[2]) == 8 and seq >= first:
-                self._router.send_multipart((frames[0], b"", self._topic, sequence_bytes(seq), payload))
-        self._router.send_multipart((frames[0], *END))
+    def _answer(self, question: bytes) -> Iterator[Frames]:
+        first = int.from_bytes(question, "big")  # a text is beyond all numbers
+        for seq, payload in self._sent[:]:
+            if len(question) == 8 and seq >= first:
+                yield b"", self._topic, sequence_bytes(seq), payload
+        yield END
 
     def close(self, linger_s: float = 1.0) -> None:
         for one in (self._router, self._pub):

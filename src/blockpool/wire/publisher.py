@@ -13,7 +13,7 @@ import msgspec
 
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from blockpool.wire.codec import HashForm
-from blockpool.wire.desk import Desk, Frames
+from blockpool.wire.desk import Answers, Desk, Frames
 from blockpool.wire.endpoints import endpoint_of_rank, is_bound
 from blockpool.wire.errors import BatchError, EndpointError, PublisherClosedError
 from blockpool.wire.extra import import_zmq
@@ -21,6 +21,10 @@ from blockpool.wire.extra import import_zmq
 #: How many batches are sent before the replay socket is looked at.
 SENT_IN_A_ROW = 64
 IDLE_MS = 1000
+#: Messages of an answer that wait in a socket for one reader; the others are not made yet.
+ANSWER_HWM = 64
+#: When somebody who is owed an answer has no room for it.
+LOOK_AGAIN_MS = 5
 
 
 class PublisherCounts(msgspec.Struct, frozen=True):
@@ -46,6 +50,7 @@ class Publisher:
     64-bit form, as vLLM by default. `convention`: how the pool announces copies, for readers who ask.
     `max_queue_size`: batches that may wait to be sent; `hwm`: messages that wait for one slow reader. `snapshots`:
     whether to keep what a snapshot needs (some hundred bytes per announced block, on the publisher's thread).
+    `publisher_id`: how its id begins; how it goes on is new each time, so that readers notice a restart.
 
     Raises MissingExtraError without pyzmq, EndpointError when an endpoint cannot be opened.
     """
@@ -71,7 +76,8 @@ class Publisher:
             raise ValueError(f'hash_form must be "bytes" or "int", not {hash_form!r}')
         if buffer_steps < 1 or max_queue_size < 1:
             raise ValueError(f"buffer_steps {buffer_steps} and max_queue_size {max_queue_size} must be at least 1")
-        self.publisher_id = publisher_id or os.urandom(16).hex()
+        life = os.urandom(16).hex()
+        self.publisher_id = f"{publisher_id}-{life}" if publisher_id else life
         self._desk = Desk(
             self.publisher_id,
             topic=topic.encode(),
@@ -83,6 +89,7 @@ class Publisher:
             snapshots=snapshots,
             clock=clock,
         )
+        self._answers = Answers(lambda question: self._desk.answers(question))
         self._closing = False
         self._deadline = 0.0
         self._idle = False
@@ -97,9 +104,8 @@ class Publisher:
         try:
             self._pub, self.endpoint = self._open("PUB", endpoint_of_rank(endpoint, rank), hwm)
             if replay_endpoint is not None:
-                # Without a limit: beyond it a ROUTER drops messages silently, and an answer is as long as it is.
                 own = endpoint_of_rank(replay_endpoint, rank)
-                self._router, self.replay_endpoint = self._open("ROUTER", own, 0)
+                self._router, self.replay_endpoint = self._open("ROUTER", own, ANSWER_HWM)
         except BaseException:
             self._close_sockets(0)
             raise
@@ -190,12 +196,14 @@ class Publisher:
                     # Said before the queue is looked at once more: who puts something in later rings.
                     self._idle = True
                     busy = len(outbox) > 0 or self._closing
-                ready = dict(poller.poll(0 if busy else IDLE_MS))
+                ready = dict(poller.poll(0 if busy else LOOK_AGAIN_MS if len(self._answers) else IDLE_MS))
                 self._idle = False
                 if self._bell.fileno() in ready:
                     self._hush()
                 if self._router in ready:
-                    self._answer()
+                    self._answers.ask(self._router.recv_multipart())
+                if len(self._answers):
+                    self._answers.go_on(self._send_answer)
         finally:
             left = max(0.0, self._deadline - time.monotonic()) if self._closing else 0.0
             self._close_sockets(int(1000 * left))
@@ -216,15 +224,8 @@ class Publisher:
     def _send(self, frames: Frames) -> None:
         self._pub.send_multipart(frames)
 
-    def _answer(self) -> None:
-        frames = self._router.recv_multipart()
-        if len(frames) != 3 or frames[1] != b"":
-            return
-        for answer in self._desk.answers(frames[2]):
-            try:
-                self._router.send_multipart((frames[0], *answer), flags=self._zmq.NOBLOCK)
-            except self._zmq.ZMQError:  # the reader is gone, or does not read
-                return
+    def _send_answer(self, frames: Frames) -> bool:
+        return send_answer(self._zmq, self._router, frames)
 
     # -- sockets ---------------------------------------------------------------------------------------
 
@@ -233,6 +234,8 @@ class Publisher:
         made = self._context.socket(getattr(self._zmq, kind))
         made.setsockopt(self._zmq.SNDHWM, hwm)
         made.setsockopt(self._zmq.LINGER, 0)
+        if kind == "ROUTER":
+            made.setsockopt(self._zmq.ROUTER_MANDATORY, 1)
         if "::" in endpoint:
             made.setsockopt(self._zmq.IPV6, 1)
         try:
@@ -252,3 +255,14 @@ class Publisher:
                 one.close(linger_ms)
         if self._is_context_ours:
             self._context.term()
+
+
+def send_answer(zmq: Any, router: Any, frames: Frames) -> bool:
+    """Whether the asker has room. Raises ConnectionError when it is gone."""
+    try:
+        router.send_multipart(frames, flags=zmq.NOBLOCK)
+    except zmq.Again:
+        return False
+    except zmq.ZMQError as error:
+        raise ConnectionError(f"{error}") from None
+    return True

@@ -198,6 +198,7 @@ class Shelf:
 
     def __init__(self, num_words: i64) -> None:
         self.num_words: i64 = num_words
+        self.num_places: i64 = 0  # workers that have one here
         self.segments: list[Segment] = [Segment(num_words) for _ in range(int(SEGMENTS))]
 
     def __len__(self) -> int:
@@ -288,32 +289,36 @@ class Place:
         self.kind: str | None = None
         self.window: int | None = None
 
-    def store(self, hashes: list[bytes | int], counted: bool) -> int:
-        """The worker has these keys; how many of them it had already. `counted`: those have a copy more now."""
+    def store(self, words: vec[i64], first: i64, last: i64, counted: bool) -> int:
+        """The worker has keys first .. last-1 (two words each); how many of them it had already.
+
+        `counted`: those have a copy more now.
+        """
         segments = self.shelf.segments
         repeated: i64 = 0
-        new: i64 = 0
-        for one in hashes:
-            a = low_word(one)
-            b = high_word(one)
+        k = 2 * first
+        while k < 2 * last:
+            a = words[k]
+            b = words[k + 1]
+            k += 2
             h = mix(a, b, 0)
-            if segments[h >> SEGMENT_SHIFT].put(a, b, h, self.word, self.bit):
-                new += 1
-            else:
+            if not segments[h >> SEGMENT_SHIFT].put(a, b, h, self.word, self.bit):
                 repeated += 1
                 if counted:
                     key = (int(a), int(b))
                     self.copies[key] = self.copies.get(key, 0) + 1
-        self.count += new
+        self.count += last - first - repeated
         return int(repeated)
 
-    def remove(self, hashes: list[bytes | int]) -> int:
+    def remove(self, words: vec[i64], first: i64, last: i64) -> int:
         """The worker has one copy less of each; how many of them it did not have."""
         segments = self.shelf.segments
         unknown: i64 = 0
-        for one in hashes:
-            a = low_word(one)
-            b = high_word(one)
+        k = 2 * first
+        while k < 2 * last:
+            a = words[k]
+            b = words[k + 1]
+            k += 2
             if self.copies and self.one_copy_less(int(a), int(b)):
                 continue
             h = mix(a, b, 0)

@@ -10,21 +10,37 @@ from blockpool.wire.endpoints import scheme_of
 from blockpool.wire.errors import EndpointError, WireError
 from blockpool.wire.extra import import_zmq
 from blockpool.wire.mirror import Mirror, MirrorStatus, ReplayWanted, SnapshotWanted, Wanted
-from blockpool.wire.protocol import SNAPSHOT, STATUS, PublisherStatus, decode_status, sequence_bytes, sequence_number
+from blockpool.wire.protocol import (
+    NO_MORE,
+    SNAPSHOT,
+    STATUS,
+    PublisherStatus,
+    decode_status,
+    sequence_bytes,
+    sequence_number,
+)
 
 #: Messages that are taken in before the clock and the other socket are looked at.
 READ_IN_A_ROW = 256
 
 
+#: How long a port that was just given up may stay taken.
+REBIND_S = 2.0
+
+
 class _Question:
-    """What the replay socket was asked, and what it has answered so far. `wanted` is None for a heartbeat."""
+    """What the replay socket was asked, and what it has answered so far. `wanted` is None for a heartbeat.
+
+    A status is asked before what is wanted and after it: with the same id in both, nobody else has answered between.
+    """
 
     def __init__(self, wanted: Wanted | None, asked_at: float) -> None:
         self.wanted = wanted
         self.heard_at = asked_at
+        self.before: PublisherStatus | None = None
         self.answers: list[tuple[int, bytes]] = []
-        self.is_status_next = wanted is None
         self.num_messages = -1  # of a snapshot, as its end says
+        self.parts_left = 1 if wanted is None else 3
 
 
 class Subscriber:
@@ -55,6 +71,7 @@ class Subscriber:
         self.mirror = mirror
         self.endpoint = endpoint
         self.replay_endpoint = replay_endpoint
+        self._is_bound = "*" in endpoint
         self.heartbeat_s = heartbeat_s
         self.reply_timeout_s = reply_timeout_s
         self.give_up_s = give_up_s
@@ -76,7 +93,7 @@ class Subscriber:
             if replay_endpoint is not None:
                 self._open_dealer()
             self._open_subscription()
-        except self._zmq.ZMQError as error:
+        except (self._zmq.ZMQError, EndpointError) as error:
             self.close()
             raise EndpointError(f"cannot open {endpoint!r} or {replay_endpoint!r}: {error}") from None
 
@@ -85,7 +102,7 @@ class Subscriber:
     def poll(self, timeout_s: float = 0.0) -> int:
         """Take in what is there, or comes within `timeout_s`; how many batches of the subscription it was.
 
-        Raises WireError after `close()`.
+        Raises WireError after `close()`, EndpointError when a port that was bound has been taken by somebody else.
         """
         if self._context is None:
             raise WireError("this subscriber is closed")
@@ -149,14 +166,26 @@ class Subscriber:
             self._sub.setsockopt(zmq.IPV6, 1)
         if scheme_of(self.endpoint) != "inproc":
             self._monitor = self._sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        if "*" in self.endpoint:
-            self._sub.bind(self.endpoint)
-            # the next socket is bound to the same port, whatever the wildcard gave
-            self.endpoint = self._sub.LAST_ENDPOINT.decode().replace("0.0.0.0", "*")
+        if self._is_bound:
+            self._bind()
         else:
             self._sub.connect(self.endpoint)
         if self._monitor is None:
             self._connected()
+
+    def _bind(self) -> None:
+        """Where the last socket was, whatever port a wildcard gave it; it may be a moment until that is free."""
+        end = time.monotonic() + REBIND_S
+        while True:
+            try:
+                self._sub.bind(self.endpoint)
+            except self._zmq.ZMQError as error:
+                if error.errno != self._zmq.EADDRINUSE or "*" in self.endpoint or time.monotonic() > end:
+                    raise EndpointError(f"{self.endpoint!r}: {error}") from None
+                time.sleep(0.001)
+            else:
+                self.endpoint = self._sub.LAST_ENDPOINT.decode()
+                return
 
     def _close_subscription(self) -> None:
         if self._monitor is not None:
@@ -184,10 +213,9 @@ class Subscriber:
                 self._connected()
             elif number == self._zmq.EVENT_DISCONNECTED:
                 self.mirror.disconnected()
-                if "*" not in self.endpoint:
-                    self._open_subscription()
-                    return False
-        if self.mirror.wants_reconnect and "*" not in self.endpoint:
+                self._open_subscription()
+                return False
+        if self.mirror.wants_reconnect:
             self.mirror.disconnected()
             self._open_subscription()
             return False
@@ -231,11 +259,13 @@ class Subscriber:
             return
         self._next_heartbeat = self._clock() + self.heartbeat_s
         self._question = _Question(wanted, self._clock())
+        self._dealer.send_multipart((b"", STATUS))
         if isinstance(wanted, ReplayWanted):
             self._dealer.send_multipart((b"", sequence_bytes(wanted.first)))
         elif isinstance(wanted, SnapshotWanted):
             self._dealer.send_multipart((b"", SNAPSHOT))
-        self._dealer.send_multipart((b"", STATUS))
+        if wanted is not None:
+            self._dealer.send_multipart((b"", STATUS))
 
     def _read_answers(self) -> None:
         while self._dealer is not None and self._question is not None:
@@ -248,25 +278,32 @@ class Subscriber:
             if len(frames) < 3 or len(frames[-2]) != 8:
                 continue
             payload = frames[-1]
-            if question.is_status_next:
+            if question.parts_left == 1:
                 self._question = None
                 status = decode_status(payload)
                 self.has_status = status is not None
                 self._give(question, status)
-            elif payload == b"":
-                question.is_status_next = True
+            elif question.parts_left == 3:
+                question.parts_left = 2
+                question.before = decode_status(payload)
+            elif payload == b"" and frames[-2] == NO_MORE:
+                question.parts_left = 1
                 question.num_messages = _count_in(frames)
             else:
                 question.answers.append((sequence_number(frames[-2]), payload))
 
     def _give(self, question: _Question, status: PublisherStatus | None) -> None:
-        answers = question.answers
-        if isinstance(question.wanted, ReplayWanted):
-            self.mirror.replayed(answers, status)
-        elif isinstance(question.wanted, SnapshotWanted):
-            if answers and len(answers) != question.num_messages:
-                return  # only a part has come: the mirror still wants it, and it is asked again
-            self.mirror.snapshot(answers[-1][0] if answers else -1, [payload for _, payload in answers], status)
+        answers, before = question.answers, question.before
+        if question.wanted is None:
+            pass
+        elif (before and before.publisher) != (status and status.publisher):
+            pass  # two have answered: the mirror still wants it, and it is asked again
+        elif isinstance(question.wanted, ReplayWanted):
+            self.mirror.replayed(answers, before)
+        elif answers and len(answers) != question.num_messages:
+            pass  # only a part has come
+        else:
+            self.mirror.snapshot(answers[-1][0] if answers else -1, [payload for _, payload in answers], before)
         if status is not None:
             self.mirror.heard(status)
 

@@ -1,0 +1,157 @@
+"""What is read from a payload's bytes is what msgspec reads, or is left to it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+from blockpool.wire import BatchError, KVEventBatch, encode_batch
+from blockpool.wire.changes import CLEARED, Changes, changes_of, read_changes, scan
+from blockpool.wire.lean import read_lean
+from tests.sizes import property_settings
+
+WIDTHS = (0, 1, 7, 8, 9, 15, 16, 20, 32, 255, 256, 70_000)
+INTS = (0, 1, 127, 128, 255, 256, 65_535, 65_536, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
+SIGNED = (-1, -32, -33, -128, -129, -32_768, -32_769, -(2**31) - 1, -(2**63))
+
+
+def one_hash(rng: random.Random) -> bytes | int:
+    match rng.randrange(8):
+        case 0:
+            return rng.choice((*INTS, *SIGNED))
+        case 1:
+            return rng.randbytes(rng.choice(WIDTHS[:-1]))
+        case _:
+            return rng.randbytes(32)
+
+
+def one_event(rng: random.Random) -> KVCacheEvent:
+    medium = rng.choice([None, "GPU", "GPU", "CPU", "GPV", "ein Speicher mit langem Namen, größer als 31 Zeichen"])
+    hashes = [one_hash(rng) for _ in range(rng.choice([0, 1, 1, 2, 20]))]
+    match rng.randrange(6):
+        case 0:
+            return AllBlocksCleared(medium=medium)
+        case 1 | 2:
+            return BlockRemoved(block_hashes=hashes, medium=medium, group_idx=rng.choice([None, 0, 1, 300]))
+    count = len(hashes)
+    return BlockStored(
+        block_hashes=hashes,
+        parent_block_hash=rng.choice([None, 5, bytes(32)]),
+        token_ids=[rng.choice(INTS) for _ in range(rng.choice([0, 3, 16, 300]))],
+        block_size=rng.choice([1, 16, 16, 1000]),
+        lora_id=rng.choice([None, 3]),
+        medium=medium,
+        lora_name=rng.choice([None, "name", "n" * 300]),
+        extra_keys=rng.choice([None, [None] * count, [("a", 1, b"x", 1.5, True, ["deep", {"er": None}])] * count]),
+        group_idx=rng.choice([None, 0, 1, 300]),
+        kv_cache_spec_kind=rng.choice([None, "full_attention", "sliding_window"]),
+        kv_cache_spec_sliding_window=rng.choice([None, 0, 128, 100_000]),
+        locality=rng.choice([None, "here"]),
+        session_id=rng.choice([None, "s" * 40]),
+        lookahead_token_ids=rng.choice([None, [[1, 2, 3]] * count]),
+    )
+
+
+def told(changes: Changes) -> list[Any]:
+    """Hash by hash, whatever runs they were in."""
+    out: list[Any] = [repr(changes.ts)]  # no number, too
+    words = list(changes.words)
+    for run in changes.runs:
+        place = (run.what, run.group, run.medium, run.size, run.kind, run.window)
+        if run.what == CLEARED:
+            out.append(place)
+        out += [(*place, words[2 * at], words[2 * at + 1]) for at in range(int(run.first), int(run.last))]
+    forms = [any(run.has_ints for run in changes.runs), any(run.has_bytes for run in changes.runs)]
+    return [*out, forms, changes.clears_all]
+
+
+@property_settings(200)
+@given(seed=st.integers(0, 10**6), rank=st.sampled_from([None, 0, 300]))
+def test_what_is_written_as_usual(seed: int, rank: int | None) -> None:
+    rng = random.Random(seed)
+    events = [one_event(rng) for _ in range(rng.choice([0, 1, 5, 20]))]
+    payload = encode_batch(KVEventBatch(rng.random(), events, rank))  # type: ignore[arg-type]
+    scanned = scan(payload)
+    has_wide = any(isinstance(one, bytes) and len(one) > 255 for event in events for one in _hashes(event))
+    assert (scanned is None) == has_wide  # else msgspec's time is spent for nothing
+    assert told(read_changes(payload)) == told(changes_of(read_lean(payload)))
+    if scanned is not None:
+        assert told(scanned) == told(changes_of(read_lean(payload)))
+
+
+@property_settings(200)
+@given(seed=st.integers(0, 10**6))
+def test_what_is_damaged(seed: int) -> None:
+    rng = random.Random(seed)
+    good = encode_batch(KVEventBatch(1.5, [one_event(rng) for _ in range(3)]))  # type: ignore[arg-type]
+    for _ in range(20):
+        payload = bytearray(good)
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(payload))
+            match rng.randrange(4):
+                case 0:
+                    payload[at] = rng.randrange(256)
+                case 1:
+                    payload[at] ^= 1 << rng.randrange(8)
+                case 2:
+                    del payload[at : at + rng.choice([1, 9])]
+                case _:
+                    payload[at:at] = rng.randbytes(rng.choice([1, 9]))
+            if not payload:
+                break
+        scanned = scan(bytes(payload))
+        if scanned is not None:
+            assert told(scanned) == told(changes_of(read_lean(bytes(payload))))
+
+
+def test_what_is_written_in_another_way_is_left_to_msgspec() -> None:
+    hashes = [bytes(32), 7]
+    as_array = msgspec.msgpack.encode([0.0, [["BlockRemoved", hashes, "GPU"]], None])
+    tag_last = msgspec.msgpack.encode([0.0, [{"block_hashes": hashes, "medium": "GPU", "type": "BlockRemoved"}]])
+    with_more = msgspec.msgpack.encode(
+        [0.0, [{"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"}], 0, 1]
+    )
+    usual = msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"}]])
+    unknown = msgspec.msgpack.encode(
+        [0.0, [{"type": "BlockRemoved", "block_hashes": hashes, "later_field": {"a": [1]}, "medium": "GPU"}], None]
+    )
+    for payload in (as_array, tag_last, with_more):
+        assert scan(payload) is None
+        assert told(read_changes(payload)) == told(read_changes(usual))
+    for payload in (usual, unknown):
+        scanned = scan(payload)
+        assert scanned is not None
+        assert told(scanned) == told(changes_of(read_lean(usual)))
+
+
+def test_what_is_no_batch() -> None:
+    stored = {"type": "BlockStored", "block_hashes": [b"x"], "block_size": 0}
+    twice = b"\x83\xa4type\xacBlockRemoved\xacblock_hashes\x91\x01\xacblock_hashes\x91\x02"
+    events = msgspec.msgpack.encode([0.0, [1]])[:-1]
+    for payload in (
+        b"",
+        b"?",
+        msgspec.msgpack.encode([0.0, [stored]]),
+        msgspec.msgpack.encode([0.0, [stored | {"block_size": 2**63}]]),
+        msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved"}]]),
+        msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved", "block_hashes": [1], "group_idx": 2**63}]]),
+        msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved", "block_hashes": [1]}], 0])[:-1] + b"\x91" * 100_000,
+        msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved", "block_hashes": [1.5]}]]),
+        msgspec.msgpack.encode([0.0, []]) + b"\x00",
+        events + twice,
+    ):
+        assert scan(payload) is None
+        try:
+            changes = changes_of(read_lean(payload))
+        except (BatchError, OverflowError):
+            continue
+        assert told(changes) == told(read_changes(payload))
+
+
+def _hashes(event: KVCacheEvent) -> list[bytes | int]:
+    return [] if isinstance(event, AllBlocksCleared) else event.block_hashes
