@@ -24,6 +24,7 @@ from blockpool.offload.lru import LruPolicy
 from blockpool.offload.memory import BlockMemory
 from blockpool.offload.namespace import Namespace
 from blockpool.offload.offloader import LoadFailure, Offloader
+from blockpool.offload.policy import Policy
 from blockpool.offload.tier import Change, ChangeKind, Loaded, Stored, Tier, TierStats
 from blockpool.offload.transfers import TransferEngine
 from blockpool.offload.valkey import ValkeyTier
@@ -47,6 +48,7 @@ __all__ = [
     "OffloadError",
     "Offloader",
     "PageError",
+    "Policy",
     "PolicyError",
     "ServerError",
     "Stored",
