@@ -36,7 +36,7 @@ class SlotTier(ABC):
         self._shelf = Shelf(capacity_bytes // page_bytes, page_bytes, policy, quotas)
         self._num_calls = 0
         self._closed = False
-        self._calls = threading.Condition()
+        self._calls = threading.Condition(threading.Lock())
 
     @property
     def capacity_bytes(self) -> int:
