@@ -83,11 +83,12 @@ class SlotTier(ABC):
         views = pages_to_store(keys, pages, self.page_bytes, self.max_key_bytes)
         with self._call():
             writes = self._shelf.begin_writes(keys, [len(view) for view in views])
-            written = [False] * len(writes)
+            written = [False] * len(views)
             try:
-                for place, (key, slot, refused, last_use) in enumerate(writes):
-                    if refused is None:
-                        written[place] = self._write(slot, key, views[place], last_use)
+                for place, view in enumerate(views):
+                    if writes.refused[place] is None:
+                        slot, last_use = writes.slots[place], writes.newest - place
+                        written[place] = self._write(slot, keys[place], view, last_use)
             finally:
                 results, wipes = self._shelf.end_writes(writes, written)
                 self._wipe_and_release(wipes)
