@@ -181,10 +181,14 @@ class DiskTier(SlotTier):
         stored = self._checksums[slot * CHECKSUM_BYTES : (slot + 1) * CHECKSUM_BYTES]
         return Loaded.OK if self._checksum(page) == stored else Loaded.CORRUPT
 
+    def _prepare(self, slots: list[int]) -> None:
+        """Their old entries go first, at once where they are neighbours."""
+        self._wipe(slots)
+
     def _write(self, slot: int, key: bytes, page: memoryview, last_use: int) -> bool:
         checksum = self._checksum(page)
         try:
-            if self._may_have_entry[slot]:
+            if self._may_have_entry[slot]:  # it could not be wiped: again, or not at all
                 self._write_all(NO_ENTRY, self._layout.entry_offset(slot))
                 self._may_have_entry[slot] = False
             self._write_all(page, self._slots_offset + slot * self._slot_stride)

@@ -85,6 +85,7 @@ class SlotTier(ABC):
             writes = self._shelf.begin_writes(keys, [len(view) for view in views])
             written = [False] * len(views)
             try:
+                self._prepare([slot for slot, no in zip(writes.slots, writes.refused, strict=True) if no is None])
                 for place, view in enumerate(views):
                     if writes.refused[place] is None:
                         slot, last_use = writes.slots[place], writes.newest - place
@@ -128,6 +129,9 @@ class SlotTier(ABC):
     @abstractmethod
     def _read(self, slot: int, page: memoryview) -> Loaded:
         """Fill the buffer, which is as long as the page."""
+
+    def _prepare(self, slots: list[int]) -> None:  # noqa: B027
+        """These will be written."""
 
     @abstractmethod
     def _write(self, slot: int, key: bytes, page: memoryview, last_use: int) -> bool:
