@@ -107,6 +107,8 @@ class DiskTier(SlotTier):
         else:
             self._layout = self._read_layout()
         self._checksum = checksum_named(self._layout.checksum, str(self.path), "disk")
+        self._slots_offset = self._layout.slots_offset
+        self._slot_stride = self._layout.slot_stride
         if not found_bytes:
             self._write_all(self._layout.header(), 0)
         self._preallocate(is_new=not found_bytes)
@@ -165,11 +167,11 @@ class DiskTier(SlotTier):
                     yield first + place, entry
 
     def _read(self, slot: int, page: memoryview) -> Loaded:
-        offset = self._layout.slot_offset(slot)
+        offset = self._slots_offset + slot * self._slot_stride
         rest = page
         try:
-            while rest:
-                num_read = os.preadv(self._file, [rest], offset)
+            # whole pages at once: each call gives the interpreter lock up, and may wait long to have it back
+            while (num_read := os.preadv(self._file, [rest], offset)) < len(rest):
                 if not num_read:
                     return Loaded.CORRUPT  # the file was cut
                 offset += num_read
@@ -179,13 +181,17 @@ class DiskTier(SlotTier):
         stored = self._checksums[slot * CHECKSUM_BYTES : (slot + 1) * CHECKSUM_BYTES]
         return Loaded.OK if self._checksum(page) == stored else Loaded.CORRUPT
 
+    def _prepare(self, slots: list[int]) -> None:
+        """Their old entries go first, at once where they are neighbours."""
+        self._wipe(slots)
+
     def _write(self, slot: int, key: bytes, page: memoryview, last_use: int) -> bool:
         checksum = self._checksum(page)
         try:
-            if self._may_have_entry[slot]:
+            if self._may_have_entry[slot]:  # it could not be wiped: again, or not at all
                 self._write_all(NO_ENTRY, self._layout.entry_offset(slot))
                 self._may_have_entry[slot] = False
-            self._write_all(page, self._layout.slot_offset(slot))
+            self._write_all(page, self._slots_offset + slot * self._slot_stride)
             self._write_entry(slot, Entry(key, len(page), last_use, checksum))
         except OSError:
             return False
@@ -214,8 +220,7 @@ class DiskTier(SlotTier):
 
     def _write_all(self, data: Buffer, offset: int) -> None:
         rest = memoryview(data)
-        while rest:
-            num_written = os.pwritev(self._file, [rest], offset)
+        while (num_written := os.pwritev(self._file, [rest], offset)) < len(rest):
             if not num_written:
                 raise OSError(errno.EIO, "nothing was written", str(self.path))
             offset += num_written

@@ -53,14 +53,18 @@ class Layout(msgspec.Struct, frozen=True):
         return ALIGNMENT + aligned(self.num_slots * ENTRY_BYTES)
 
     @property
+    def slot_stride(self) -> int:
+        return aligned(self.page_bytes)
+
+    @property
     def file_bytes(self) -> int:
-        return self.slots_offset + self.num_slots * aligned(self.page_bytes)
+        return self.slots_offset + self.num_slots * self.slot_stride
 
     def entry_offset(self, slot: int) -> int:
         return ALIGNMENT + slot * ENTRY_BYTES
 
     def slot_offset(self, slot: int) -> int:
-        return self.slots_offset + slot * aligned(self.page_bytes)
+        return self.slots_offset + slot * self.slot_stride
 
     def header(self) -> bytes:
         number = next(number for number, name in ALGORITHMS.items() if name == self.checksum)

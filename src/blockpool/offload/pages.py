@@ -9,7 +9,7 @@ from blockpool.offload.tier import Buffer
 
 
 def as_bytes(page: Buffer, key: bytes) -> memoryview:
-    view = memoryview(page)
+    view = page if type(page) is memoryview else memoryview(page)
     if not view.c_contiguous:
         raise PageError(f"the page of key {key.hex()} is not one run of bytes")
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")

@@ -45,13 +45,13 @@ class Share:
         self.policy = policy
 
 
-class Write(NamedTuple):
-    """One page that is to be written, or that need not be."""
+class Writes(NamedTuple):
+    """The pages of one call that are to be written, or that need not be, place by place."""
 
-    key: bytes
-    slot: int
-    refused: Stored | None  # PRESENT holds the slot as a reader does; NO_ROOM has none
-    last_use: int
+    keys: Sequence[bytes]
+    slots: list[int]
+    refused: list[Stored | None]  # PRESENT holds its slot as a reader does; NO_ROOM has none
+    newest: int  # the moment of the first page; the others are just before
 
 
 class Kept(NamedTuple):
@@ -89,12 +89,12 @@ class Shelf:
         self._index: dict[bytes, int] = {}
         self._free = list(range(num_slots - 1, -1, -1))
         self._state = bytearray(num_slots)
-        self._void = bytearray(num_slots)  # discarded while it was written
         self._keys: list[bytes] = [b""] * num_slots
         self._num_bytes = array("Q", bytes(8 * num_slots))
         self._readers = array("I", bytes(4 * num_slots))
         self._last_use = array("Q", bytes(8 * num_slots))
         self._writing: set[int] = set()
+        self._void: set[int] = set()  # of these, discarded while they are written
         self._now = 1
         self._used_bytes = 0
         self._stats = TierStats()
@@ -155,63 +155,65 @@ class Shelf:
                 self._let_go(slot)
             return wipes
 
-    def begin_writes(self, keys: Sequence[bytes], lengths: Sequence[int]) -> list[Write]:
+    def begin_writes(self, keys: Sequence[bytes], lengths: Sequence[int]) -> Writes:
         """A slot for each page that is not there. Pages of one call never evict each other."""
         with self._lock:
-            now = self._advance(len(keys))
-            slots = [self._index.get(key, NO_SLOT) for key in keys]
-            for slot in slots:
+            find = self._index.get
+            slots = [find(key, NO_SLOT) for key in keys]
+            refused: list[Stored | None] = [None] * len(keys)
+            for place, slot in enumerate(slots):
                 if slot != NO_SLOT:
                     self._readers[slot] += 1
-            writes = []
+                    refused[place] = Stored.PRESENT
             for place, key in enumerate(keys):
-                slot = slots[place]
-                refused: Stored | None = None
-                if slot != NO_SLOT:
-                    refused = Stored.PRESENT
-                else:
-                    slot = self._take(self._share_of(key))
-                    if slot == NO_SLOT:
-                        refused = Stored.NO_ROOM
-                    else:
-                        self._state[slot] = WRITING
-                        self._void[slot] = False
-                        self._keys[slot] = key
-                        self._num_bytes[slot] = lengths[place]
-                        self._writing.add(slot)
-                writes.append(Write(key, slot, refused, now - place))
-            return writes
+                if slots[place] != NO_SLOT:
+                    continue
+                slot = self._take(self._share_of(key) if self._shares else self._others)
+                if slot == NO_SLOT:
+                    refused[place] = Stored.NO_ROOM
+                    continue
+                slots[place] = slot
+                self._state[slot] = WRITING
+                self._keys[slot] = key
+                self._num_bytes[slot] = lengths[place]
+                self._writing.add(slot)
+            return Writes(keys, slots, refused, self._advance(len(keys)))
 
-    def end_writes(self, writes: Sequence[Write], written: Sequence[bool]) -> tuple[list[Stored], list[int]]:
+    def end_writes(self, writes: Writes, written: Sequence[bool]) -> tuple[list[Stored], list[int]]:
         """What came of each page, and the slots to wipe: of pages that may not be found after all."""
+        keys, slots, refused, newest = writes
         with self._lock:
-            results = [Stored.FAILED] * len(writes)
+            results = [Stored.FAILED] * len(keys)
             wipes = []
-            for place in range(len(writes) - 1, -1, -1):
-                key, slot, refused, last_use = writes[place]
-                if refused is not None:
-                    results[place] = refused
-                    if refused is Stored.PRESENT:
+            for place in range(len(keys) - 1, -1, -1):
+                slot = slots[place]
+                answer = refused[place]
+                if answer is not None:
+                    results[place] = answer
+                    if answer is Stored.PRESENT:
                         if self._state[slot] == PRESENT:
-                            self._use(slot, last_use)
+                            self._use(slot, newest - place)
                         self._let_go(slot)
                     continue
+                key = keys[place]
                 self._writing.remove(slot)
+                is_void = slot in self._void
+                if is_void:
+                    self._void.remove(slot)
                 if not written[place]:
                     self._free_slot(slot)
-                    continue
-                results[place] = Stored.OK
-                if self._void[slot] or key in self._index:
+                elif is_void or key in self._index:
                     # discarded right after it was stored, or stored by somebody else at the same time
-                    if not self._void[slot]:
-                        results[place] = Stored.PRESENT
+                    results[place] = Stored.OK if is_void else Stored.PRESENT
                     self._state[slot] = LEAVING
                     self._readers[slot] += 1
                     wipes.append(slot)
-                    continue
-                self._enter(slot, last_use)
-                self._note(ChangeKind.STORED, key)
-            count_stores(self._stats, results, [self._num_bytes[write.slot] for write in writes])
+                else:
+                    results[place] = Stored.OK
+                    self._enter(slot, newest - place)
+                    if self.reports_changes:
+                        self._changes.append(Change(ChangeKind.STORED, key))
+            count_stores(self._stats, results, [self._num_bytes[slot] for slot in slots])
             return results, wipes
 
     def discard(self, keys: Sequence[bytes]) -> list[int]:
@@ -228,7 +230,7 @@ class Shelf:
                 forgotten = set(keys)
                 for slot in self._writing:
                     if self._keys[slot] in forgotten:
-                        self._void[slot] = True
+                        self._void.add(slot)
             return wipes
 
     def clear(self) -> list[int]:
@@ -238,8 +240,7 @@ class Shelf:
             for slot in wipes:
                 self._readers[slot] += 1
                 self._state[slot] = LEAVING
-            for slot in self._writing:
-                self._void[slot] = True
+            self._void |= self._writing
             self._index.clear()
             self._used_bytes = 0
             for share in (*self._shares.values(), self._others):
@@ -293,7 +294,7 @@ class Shelf:
                 wrong.append("the free list does not list the slots that are free")
             if len(self._free) + len(self._index) != self.num_slots:
                 wrong.append("a slot is neither free nor present")
-            if any(self._readers) or self._writing:
+            if any(self._readers) or self._writing or self._void:
                 wrong.append("somebody reads or writes")
             if sum(len(share.policy) for share in shares) != len(self._index):
                 wrong.append("the policies do not order the pages that are present")

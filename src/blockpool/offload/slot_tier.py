@@ -36,7 +36,7 @@ class SlotTier(ABC):
         self._shelf = Shelf(capacity_bytes // page_bytes, page_bytes, policy, quotas)
         self._num_calls = 0
         self._closed = False
-        self._calls = threading.Condition()
+        self._calls = threading.Condition(threading.Lock())
 
     @property
     def capacity_bytes(self) -> int:
@@ -83,11 +83,13 @@ class SlotTier(ABC):
         views = pages_to_store(keys, pages, self.page_bytes, self.max_key_bytes)
         with self._call():
             writes = self._shelf.begin_writes(keys, [len(view) for view in views])
-            written = [False] * len(writes)
+            written = [False] * len(views)
             try:
-                for place, (key, slot, refused, last_use) in enumerate(writes):
-                    if refused is None:
-                        written[place] = self._write(slot, key, views[place], last_use)
+                self._prepare([slot for slot, no in zip(writes.slots, writes.refused, strict=True) if no is None])
+                for place, view in enumerate(views):
+                    if writes.refused[place] is None:
+                        slot, last_use = writes.slots[place], writes.newest - place
+                        written[place] = self._write(slot, keys[place], view, last_use)
             finally:
                 results, wipes = self._shelf.end_writes(writes, written)
                 self._wipe_and_release(wipes)
@@ -127,6 +129,9 @@ class SlotTier(ABC):
     @abstractmethod
     def _read(self, slot: int, page: memoryview) -> Loaded:
         """Fill the buffer, which is as long as the page."""
+
+    def _prepare(self, slots: list[int]) -> None:  # noqa: B027
+        """These will be written."""
 
     @abstractmethod
     def _write(self, slot: int, key: bytes, page: memoryview, last_use: int) -> bool:
