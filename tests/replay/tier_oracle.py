@@ -88,7 +88,9 @@ class TieredOracle(LruOracle):
         if self.outcome.refused_requests > refused:
             return
         # Without tier n and those behind it, the hit ends at the first page that no tier before n has.
-        reach = [next((at for at, load in enumerate(loads) if load[1] > n), len(loads)) for n in range(len(self.tiers))]
+        reach = [
+            next((at for at, load in enumerate(loads) if load[1] > n), len(loads)) for n in range(len(self.tiers))
+        ]
         for number, tier in enumerate(self.tiers):
             before = reach[number - 1] if number else 0
             tier.outcome.hit_tokens += (reach[number] - before) * self.block_size
