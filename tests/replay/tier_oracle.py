@@ -1,8 +1,9 @@
-"""Tiers so simple that they are obviously right: lists and dicts, looked through one by one.
+"""Tiers so simple that they are obviously right: an ordered dict each, and one loop per rule.
 
 Below `LruOracle` for one group that reads everything; and a search of boundaries for any groups, by trying all.
 """
 
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -27,22 +28,21 @@ class OracleTier:
 
     capacity: int  # in pages
     store: str
-    order: list[Hashable] = field(default_factory=list)
+    order: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)
     unread: set[Hashable] = field(default_factory=set)
     ever: set[Hashable] = field(default_factory=set)
     outcome: TierOutcome = field(default_factory=TierOutcome)
 
     def use(self, key: Hashable) -> None:
-        self.order.remove(key)
-        self.order.append(key)
+        self.order.move_to_end(key)
 
     def write(self, key: Hashable) -> None:
         if len(self.order) == self.capacity:
-            gone = self.order.pop(0)
+            gone, _ = self.order.popitem(last=False)
             self.outcome.evicted_pages += 1
             self.outcome.evicted_unread_pages += gone in self.unread
             self.unread.discard(gone)
-        self.order.append(key)
+        self.order[key] = None
         self.unread.add(key)
         self.ever.add(key)
 
@@ -65,9 +65,9 @@ class TieredOracle(LruOracle):
         self.num_hits: dict[Hashable, int] = {}
 
     def take_next(self) -> int:
-        before = set(self.blocks_with)
+        key = self.key_of.get(next(iter(self.free_queue)))
         block = super().take_next()
-        for key in before - set(self.blocks_with):
+        if key is not None and key not in self.blocks_with:
             self.handed_out.append(key)
             self.num_hits.pop(key, None)
         return block
@@ -103,11 +103,9 @@ class TieredOracle(LruOracle):
                 if key not in tier.order:
                     tier.write(key)
                     tier.outcome.promoted_pages += 1
-        computed = [
-            key
-            for key in keys[: num_prompt_tokens // self.block_size]
-            if key not in (known - set(self.handed_out)) and key not in [loaded for loaded, _ in loads]
-        ]
+        kept = known - set(self.handed_out)
+        brought = {key for key, _ in loads}
+        computed = [key for key in keys if key not in kept and key not in brought]
         for key in reversed(hit):
             self.num_hits[key] = self.num_hits.get(key, 0) + 1
             for tier in self.tiers:
