@@ -124,7 +124,7 @@ class Watched:
 @given(
     trace=id_traces(4),
     groups=some_groups,
-    num_blocks=st.integers(8, 80),
+    num_blocks=st.integers(4, 80),
     chunk=st.sampled_from([1, 5, 16, 64]),
     host=st.tuples(st.integers(1, 40), stores, st.sampled_from(TierOrder)),
     disk=st.tuples(st.integers(1, 200), stores, st.sampled_from(TierOrder)),
