@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockpool.cache import Hit, KVCacheConfig
+from blockpool.cache import Hit, KVCacheConfig, KVCacheManager, Request
+from blockpool.hashing import BlockHashes
 from blockpool.models import parse_groups
 from blockpool.replay import DigestedTrace, LossReason, RunResult, hash_unit, replay, verdict
 from blockpool.replay.below import Below
@@ -70,7 +71,9 @@ KINDS = (
     "mamba:8",
     "mamba:16",
 )
-some_groups = st.lists(st.sampled_from(KINDS), min_size=1, max_size=3).map(",".join)
+# Two that each take away what the other could resume at, more often than not.
+AT_ODDS = ("window=9:4,mamba:4", "mamba:8,window=20:8", "window=9:4,mamba:4,chunk=16:4")
+some_groups = st.sampled_from(AT_ODDS) | st.lists(st.sampled_from(KINDS), min_size=1, max_size=3).map(",".join)
 
 
 class Watched:
@@ -193,3 +196,21 @@ def test_what_is_part_on_the_gpu_and_part_in_a_tier():
         if any(loss.reason is LossReason.APART for loss in result.losses):
             assert any("part on the GPU, part in tiers (" in sentence for sentence in verdict([result]))
     assert LossReason.APART in found
+
+
+@pytest.mark.parametrize(("window_pages", "reach"), [((3, 4, 7, 8), 20), ((4, 7, 8), 0), ((6, 7, 8), 32)])
+def test_a_group_is_asked_again_when_another_shortened_the_hit(window_pages: tuple[int, ...], reach: int):
+    """The window can resume at 36; the state cannot, but at 32 and 20, where the window may lack a page."""
+    specs = parse_groups("window=9:4,mamba:4")
+    manager = KVCacheManager(
+        KVCacheConfig(num_blocks=50, kv_cache_groups=specs, partial_hits=False), events="first_last"
+    )
+    below = Below(manager, TierStack(tiers=(TierSpec(name="host", capacity_bytes=ENDLESS),), page_bytes=(1, 1)))
+    digests = [bytes([at]) * DIGEST_BYTES for at in range(1, 10)]
+    chain = b"".join(digests)
+    for group, positions in enumerate((window_pages, (4, 7))):
+        for position in positions:
+            below._tiers[0].store(digests[position] + group.to_bytes(2, "big"), 1)
+    hashes = BlockHashes.from_digests(chain, digest_size=DIGEST_BYTES, hash_block_size=4)
+    hit = manager.get_computed_blocks(Request("r", num_prompt_tokens=37, block_hashes=hashes))
+    assert below.look_up(hit, chain, 36) == reach
