@@ -25,7 +25,7 @@ from blockpool.replay.capacity import (
     num_reserved_blocks,
 )
 from blockpool.replay.capacity_report import blocks_in, measure_setting, needs_of, pool_of
-from blockpool.replay.capacity_tables import enough_memory_text
+from blockpool.replay.memory_text import enough_memory_text
 from tests.sizes import property_settings
 
 GIB = 2**30

@@ -11,12 +11,14 @@ from .memory_size import parse_memory
 from .model_options import lay_out_model, parse_retention
 from .progress import ProgressBar
 from .replay_output import STDOUT, trace_lines, write_json
+from .replay_tiers import check_tier_options, parse_tiers, tier_stack
 from .text_table import text_table
 
 if TYPE_CHECKING:
     from blockpool.cache import KVCacheConfig
     from blockpool.models import CacheLayout
     from blockpool.replay import DigestedTrace, ReplayReport, RunResult
+    from blockpool.replay.tiers import TierStack
     from blockpool.traces import Trace
 
 # What a pool can count; written out, since --help should not import the pool.
@@ -121,11 +123,44 @@ def replay(
     ] = None,
     prefill_tokens_per_s: Annotated[
         float | None,
-        typer.Option(metavar="TOKENS", help="Concurrent: how fast prompts are computed.  [default: 20000]"),
+        typer.Option(
+            "--prefill-tokens-per-s",
+            "--prefill-rate",
+            metavar="TOKENS",
+            help="How fast prompts are computed. With --tier: what loading is compared with, unset: nothing.  "
+            "[default: concurrent: 20000]",
+        ),
     ] = None,
     decode_ms: Annotated[
         float | None,
         typer.Option(metavar="MS", help="Concurrent: what a step takes more if it decodes.  [default: 15]"),
+    ] = None,
+    tier: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SIZE[@RATE]",
+            help="A tier below the pool, the fastest first: host=64GiB, or host=64GiB@25GB/s with its bandwidth.",
+            show_default=False,
+        ),
+    ] = None,
+    tier_store: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]WHEN",
+            help="What a tier stores: blocks at their completion, at their eviction from the GPU, or after hits=N.  "
+            "[default: completion]",
+            show_default=False,
+        ),
+    ] = None,
+    tier_policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]lru|arc", help="Which page a full tier evicts.  [default: lru]", show_default=False
+        ),
+    ] = None,
+    block_bytes: Annotated[
+        int | None,
+        typer.Option(metavar="BYTES", min=1, help="With --tier and no model: bytes of a block, in every group."),
     ] = None,
     skip_bad_lines: Annotated[
         bool,
@@ -144,6 +179,8 @@ def replay(
 
     Example: blockpool replay conversation_trace.jsonl --model google/gemma-3-27b-it --memory 40GiB
 
+    Example: blockpool replay trace.jsonl --model Qwen/Qwen3-8B --memory 40GiB --tier host=64GiB --tier disk=1TiB
+
     Example: blockpool replay trace.jsonl --mode concurrent --model Qwen/Qwen3-8B --memory 40GiB --decode-ms 12
     """
     sizes = _parse_sizes(num_blocks or [])
@@ -152,7 +189,8 @@ def replay(
     if model is None and (kv_cache_dtype is not None or tensor_parallel_size is not None):
         fail("--kv-cache-dtype and --tensor-parallel-size change what a block of a model costs: they need --model")
     interval = parse_retention(retention_interval)
-    clock = _clock_options(mode, max_num_seqs, step_overhead_us, prefill_tokens_per_s, decode_ms)
+    check_tier_options(bool(tier), mode, model, bytes_per_token, block_bytes)
+    clock = _clock_options(mode, max_num_seqs, step_overhead_us, None if tier else prefill_tokens_per_s, decode_ms)
     if json is not None and json != STDOUT:
         _check_writable(Path(json))
 
@@ -162,12 +200,21 @@ def replay(
     from blockpool.traces import TraceError
 
     with unless_interrupted(), input_errors(TraceError, ReplayError, ModelError, ConfigError):
+        specs = parse_tiers(tier or [], tier_store or [], tier_policy or [])
         layout = None
         if model is not None:
             layout = lay_out_model(model, block_size or 16, kv_cache_dtype or "auto", tensor_parallel_size or 1)
         trace = _load(traces or [], format, skip_bad_lines)
         config = _config(trace, layout, groups, block_size, hash_block_size, interval)
         num_encoder_tokens = _num_encoder_tokens(encoder_tokens, layout, config)
+        stack = tier_stack(
+            specs,
+            config,
+            layout,
+            bytes_per_token=bytes_per_token,
+            block_bytes=block_bytes,
+            prefill_tokens_per_s=prefill_tokens_per_s,
+        )
         digested = DigestedTrace(trace, config.unit)
         if sizes:
             sizes_from = "given"
@@ -197,7 +244,7 @@ def replay(
                 json=json,
             )
             return
-        runs, interrupted = _run_all(digested, config, sizes, max_num_batched_tokens, num_encoder_tokens)
+        runs, interrupted = _run_all(digested, config, sizes, max_num_batched_tokens, num_encoder_tokens, stack)
     report = ReplayReport(
         traces=trace.names,
         built_in=not traces,
@@ -388,6 +435,7 @@ def _run_all(
     sizes: list[int],
     max_num_batched_tokens: int,
     num_encoder_tokens: int,
+    stack: "TierStack | None",
 ) -> tuple[list["RunResult"], bool]:
     """The runs, the last of them incomplete if the second value, "interrupted", is true."""
     from msgspec.structs import replace
@@ -404,6 +452,7 @@ def _run_all(
                     replace(config, num_blocks=size),
                     max_num_batched_tokens=max_num_batched_tokens,
                     num_encoder_tokens=num_encoder_tokens,
+                    tiers=stack,
                     on_progress=bar.update,
                 )
                 runs.append(run)
@@ -419,6 +468,7 @@ def _run_all(
 def _print_report(report: "ReplayReport", trace: "Trace", config: "KVCacheConfig") -> None:
     from blockpool.models import groups_as_text
     from blockpool.replay import HEADINGS, KIND_HEADINGS, kind_rows, report_rows, verdict
+    from blockpool.replay.tier_report import TIER_HEADINGS, tier_rows
 
     for line in trace_lines(trace, report.built_in):
         typer.echo(line)
@@ -439,6 +489,11 @@ def _print_report(report: "ReplayReport", trace: "Trace", config: "KVCacheConfig
     typer.echo()
     if several:
         for line in text_table(KIND_HEADINGS, [row for run in report.runs for row in kind_rows(run)]):
+            typer.echo(line)
+        typer.echo()
+    rows = [row for run in report.runs for row in tier_rows(run)]
+    if rows:
+        for line in text_table(TIER_HEADINGS, rows):
             typer.echo(line)
         typer.echo()
     for sentence in verdict(report.runs):

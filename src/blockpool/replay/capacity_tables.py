@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from .capacity_report import CapacityPool, CapacityReport, CapacitySetting, GroupFigures
 from .kinds import listed
+from .memory_text import memory_text
 
 GROUP_HEADINGS = ("groups", "layers", "tokens per block", "bytes per token", "bytes per state", "unused", "kind")
 PROMPT_HEADINGS = (
@@ -130,26 +131,6 @@ def per_group(blocks: Sequence[int]) -> str:
         return f"{blocks[0]:,}"
     parts = "+".join(str(count) if times == 1 else f"{count}*{times}" for count, times in runs)
     return f"{parts} = {sum(blocks):,}"
-
-
-def memory_text(num_bytes: int) -> str:
-    """Bytes in a binary unit, two decimals."""
-    unit, size = _unit_of(num_bytes)
-    return f"{num_bytes / size:.2f}".rstrip("0").rstrip(".") + f" {unit}"
-
-
-def enough_memory_text(num_bytes: int) -> str:
-    """The same rounded up: who gives so much gives at least these bytes."""
-    unit, size = _unit_of(num_bytes)
-    whole, hundredths = divmod(-(-100 * num_bytes // size), 100)
-    return f"{whole}.{hundredths:02}".rstrip("0").rstrip(".") + f" {unit}"
-
-
-def _unit_of(num_bytes: int) -> tuple[str, int]:
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
-        if num_bytes >= size:
-            return unit, size
-    return "KiB", 2**10
 
 
 def _memory(setting: CapacitySetting, num_blocks: int) -> str:

@@ -2,7 +2,8 @@
 
 from .capacity import PromptUse, num_reserved_blocks
 from .capacity_report import CapacityPool, CapacityReport, CapacitySetting, MemoryNeed, holds_chunks
-from .capacity_tables import enough_memory_text, memory_text, setting_text
+from .capacity_tables import setting_text
+from .memory_text import enough_memory_text, memory_text
 
 
 def capacity_verdict(report: CapacityReport) -> list[str]:

@@ -15,11 +15,15 @@ def drive(
     hit: Hit,
     *,
     num_output_tokens: int,
+    num_external_tokens: int = 0,
     max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS,
     num_encoder_tokens: int = 0,
     on_commit: Callable[[], None] | None = None,
 ) -> Refusal | None:
     """Compute a request that nobody has admitted yet, behind its hit; the caller frees it.
+
+    `num_external_tokens` more than the hit come from elsewhere into blocks that are taken for them, before anything
+    is computed.
 
     The prompt is computed in chunks of at most `max_num_batched_tokens`, which end where states are to be kept; the
     answer in pieces that end with a block, which takes and drops the same blocks as token by token. Where no group
@@ -39,8 +43,9 @@ def drive(
     else:
         plan = manager.plan(
             request,
-            prompt - hit.num_tokens,
+            prompt - hit.num_tokens - num_external_tokens,
             hit=hit,
+            num_external_computed_tokens=num_external_tokens or None,
             num_lookahead_tokens=num_output_tokens,
             num_encoder_tokens=num_encoder_tokens,
         )
@@ -54,10 +59,13 @@ def drive(
     has_states = any(one.is_state and one.prefix_cacheable for one in manager.managers)
     stride = _stride(manager, prompt, total)
     computed = hit.num_tokens
+    external = num_external_tokens
     adopted: Hit | None = hit
     fits = False  # whatever comes; else it is asked step by step
     while computed < total:
-        if computed >= prompt:
+        if external:
+            end = computed + external
+        elif computed >= prompt:
             end = min(total, computed + stride - computed % stride)
         else:
             end = min(prompt, computed + max_num_batched_tokens)
@@ -65,15 +73,18 @@ def drive(
                 end = _where_states_are_kept(manager, request, adopted, computed, end)
         plan = manager.plan(
             request,
-            end - computed,
+            end - computed - external,
             hit=adopted,
+            num_external_computed_tokens=external or None,
             num_encoder_tokens=num_encoder_tokens,
             full_sequence_must_fit=adopted is not None and not fits,
         )
         if isinstance(plan, Refusal):
             if adopted is not None and not fits:
                 free = [pool.get_num_free_blocks() for pool in manager.pools]
-                peaks = blocks_held(manager, hit, prompt, total, max_num_batched_tokens, num_encoder_tokens)
+                peaks = blocks_held(
+                    manager, hit, prompt, total, max_num_batched_tokens, num_encoder_tokens, num_external_tokens
+                )
                 fits = all(held <= room for blocks in peaks for held, room in zip(blocks, free, strict=True))
                 if fits:
                     continue
@@ -82,6 +93,7 @@ def drive(
         manager.commit(plan)
         request.num_computed_tokens = computed = end
         adopted = None
+        external = 0
         if on_commit is not None:
             on_commit()
     return None
@@ -94,14 +106,15 @@ def blocks_held(
     num_tokens: int,
     max_num_batched_tokens: int,
     num_encoder_tokens: int = 0,
+    num_external_tokens: int = 0,
 ) -> Iterator[list[int]]:
-    """What a request holds per pool, in blocks, step after step, its hit included.
+    """What a request holds per pool, in blocks, step after step, its hit and what comes from elsewhere included.
 
     Chunks are taken as if none of them ended early for a state.
     """
     managers = manager.managers
     pool_of = [group.pool for group in manager.config.kv_cache_groups]
-    computed = 0 if hit is None else hit.num_tokens
+    computed = num_external_tokens + (0 if hit is None else hit.num_tokens)
     copied = [int(one.prefix_cacheable and computed % one.block_size != 0) for one in managers]
     stride = _stride(manager, num_prompt_tokens, num_tokens)
     while computed < num_tokens:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from blockpool.cache import Hit, KVCacheManager
-from blockpool.managers import ChunkedLocalAttentionSpec, SingleTypeKVCacheManager, SlidingWindowSpec
+from blockpool.managers import ChunkedLocalAttentionSpec, CommonHit, SingleTypeKVCacheManager, SlidingWindowSpec
 
 from .expand import DIGEST_BYTES
 from .kinds import group_kinds
@@ -18,13 +18,15 @@ class LossReason(StrEnum):
     """What stood between a hit and the longest prefix that an earlier prompt had too."""
 
     EVICTED = "evicted"
-    """The group's blocks there were handed out again."""
+    """The group's blocks there were handed out again, and no tier had them."""
     WINDOW_GONE = "window tail gone"
     """The window before the resume point was handed out again, or was never kept."""
     NO_CHECKPOINT = "no checkpoint"
     """No state was ever kept there: no step ended there, or the policy did not ask for one."""
     CHECKPOINT_EVICTED = "checkpoint evicted"
     """A state was kept there, and handed out again."""
+    APART = "part on the GPU, part in tiers"
+    """All of it was there, but what the GPU has behind the end of its own hit is in no tier to load it from."""
     NO_ROOM = "no room beside the hit"
     """In so small a pool the request fits only when all of it is computed in its chunks."""
     UNIT_TOO_COARSE = "unit too coarse"
@@ -71,7 +73,7 @@ class LossBook:
         self.shortened_hits: dict[str, int] = {}
         self.reusable_tokens = 0
 
-    def found(self, hit: Hit, chain: bytes, reusable: int) -> list[Lost]:
+    def found(self, hit: Hit | CommonHit, chain: bytes, reusable: int) -> list[Lost]:
         """Why a hit is shorter than the `reusable` tokens that could have been found.
 
         To be asked before the request leaves anything itself. What lies beyond the longest prefix that a group has by
@@ -96,10 +98,14 @@ class LossBook:
                 lost += self._between(self._manager.managers[hit.vetoed_by], chain, hit.num_tokens, reached)
         return lost
 
-    def no_room_for(self, hit: Hit) -> Lost:
-        """The request starts without its hit, for which the groups that drop blocks leave no room."""
+    def no_room_for(self, num_tokens: int) -> Lost:
+        """The request starts without so much of what was found: the groups that drop blocks leave no room for it."""
         dropping = [one.group_id for one in self._cached if not one.reads_whole_prefix()]
-        return Lost(LossReason.NO_ROOM, dropping[0] if dropping else self._coarsest, hit.num_tokens)
+        return Lost(LossReason.NO_ROOM, dropping[0] if dropping else self._coarsest, num_tokens)
+
+    def apart(self, hit: CommonHit, num_tokens: int) -> Lost:
+        """The last tokens of a hit over GPU and tiers together cannot be used."""
+        return Lost(LossReason.APART, self._coarsest if hit.vetoed_by is None else hit.vetoed_by, num_tokens)
 
     def add(self, reusable: int, lost: list[Lost]) -> None:
         """Count what was found of one request."""
@@ -124,7 +130,7 @@ class LossBook:
         rows = [Loss(reason, group, *counts) for (reason, group), counts in self._counts.items()]
         return tuple(sorted(rows, key=lambda loss: (-loss.tokens, loss.group, loss.reason)))
 
-    def _own_length(self, one: SingleTypeKVCacheManager, hit: Hit, chain: bytes, usable: int) -> int:
+    def _own_length(self, one: SingleTypeKVCacheManager, hit: Hit | CommonHit, chain: bytes, usable: int) -> int:
         known = hit.own_lengths[one.group_id]
         if known is not None:
             return min(known - known % self._unit, usable)

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from .result import RunResult
+from .tier_report import stack_as_dict
 from .verdict import verdict
 
 JSON_FORMAT = "blockpool.replay/1"
@@ -67,7 +68,11 @@ def report_as_json(report: ReplayReport) -> bytes:
 
 def _run_as_dict(run: RunResult) -> dict[str, Any]:
     figures: dict[str, Any] = msgspec.structs.asdict(run)
-    return figures | {"hit_rate": run.hit_rate, "interrupted": run.interrupted}
+    figures |= {"hit_rate": run.hit_rate, "interrupted": run.interrupted}
+    if run.tiers is None:
+        del figures["tiers"]
+        return figures
+    return figures | stack_as_dict(run, run.tiers)
 
 
 def report_rows(report: ReplayReport) -> list[tuple[str, ...]]:

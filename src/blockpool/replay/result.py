@@ -3,6 +3,7 @@
 import msgspec
 
 from .losses import Loss
+from .tier_run import StackRun
 
 
 class GroupRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +35,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     """Of the replayed requests."""
     hit_tokens: int
-    """Prompt tokens whose KV was found in the cache."""
+    """Prompt tokens whose KV was found in the cache, on the GPU."""
     reusable_tokens: int
     """Those that an earlier prompt had in front too, and that are not its last: what an endless cache without blocks
     would have found."""
@@ -48,9 +49,21 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """Requests the trace has."""
     groups: tuple[GroupRun, ...]
     losses: tuple[Loss, ...]
-    """Why reusable tokens were not hit: together that is `reusable_tokens` - `hit_tokens`. The greatest first."""
+    """Why reusable tokens were not hit: together that is `reusable_tokens` - `found_tokens`. The greatest first."""
     shortened_hits: dict[str, int]
     """Lookups that found less than was reusable because of a group of this kind, each counted once."""
+    tiers: StackRun | None = None
+    """Where there are tiers below the pool: what was found there, and what moved."""
+
+    @property
+    def found_tokens(self) -> int:
+        """Prompt tokens that were not computed: hits on the GPU, and what came from tiers."""
+        return self.hit_tokens + (self.tiers.hit_tokens if self.tiers else 0)
+
+    @property
+    def found_rate(self) -> float:
+        """Found tokens / prompt tokens; 0.0 when no token was replayed."""
+        return self.found_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def hit_rate(self) -> float:

@@ -6,14 +6,17 @@ from blockpool.cache import Hit, KVCacheConfig, KVCacheManager, Refusal, Refusal
 from blockpool.hashing import BlockHashes
 from blockpool.managers import FullAttentionSpec, KVCacheGroupSpec
 
+from .below import Below
 from .digests import DigestedTrace
 from .drive import DEFAULT_BATCHED_TOKENS, drive
 from .errors import ReplayError, ReplayInterrupted
 from .expand import DIGEST_BYTES
 from .kinds import group_kinds
-from .losses import LossBook
+from .losses import LossBook, Lost
 from .result import GroupRun, RunResult
 from .seen import SeenPrefixes
+from .tier_run import StackRun
+from .tiers import TierStack
 
 # Often enough for a progress bar, rarely enough to cost nothing.
 PROGRESS_EVERY = 256
@@ -32,6 +35,7 @@ def replay(
     *,
     max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS,
     num_encoder_tokens: int = 0,
+    tiers: TierStack | None = None,
     on_progress: Progress = _no_progress,
 ) -> RunResult:
     """Replay the trace through the cache that `config` describes, in one pool.
@@ -39,11 +43,11 @@ def replay(
     The config's hash unit is that of the trace's digests. Prompts are computed in chunks of at most
     `max_num_batched_tokens`, answers to their end: what a request generates is unknown to the trace, so those blocks
     come back without a hash. At least one token of a prompt is computed even if all of it is cached.
-    `num_encoder_tokens`: what cross attention reads, of each request. `on_progress` is told now and then how many
-    requests are done.
+    `num_encoder_tokens`: what cross attention reads, of each request. `tiers`: what lies below the pool.
+    `on_progress` is told now and then how many requests are done.
 
-    Raises `ReplayError` when config and digests do not fit, `ReplayInterrupted`, with what was measured so far, on
-    Ctrl-C (or when `on_progress` raises `KeyboardInterrupt`).
+    Raises `ReplayError` when config and digests, or tiers and groups, do not fit, `ReplayInterrupted`, with what was
+    measured so far, on Ctrl-C (or when `on_progress` raises `KeyboardInterrupt`).
     """
     if config.unit != digested.hash_block_size or config.digest_size != DIGEST_BYTES:
         raise ReplayError(
@@ -52,7 +56,7 @@ def replay(
         )
     if max_num_batched_tokens < 1:
         raise ReplayError(f"max_num_batched_tokens must be at least 1 token, not {max_num_batched_tokens}")
-    run = _Run(digested, config, max_num_batched_tokens, num_encoder_tokens)
+    run = _Run(digested, config, max_num_batched_tokens, num_encoder_tokens, tiers)
     try:
         for number in range(0, len(digested), PROGRESS_EVERY):
             on_progress(number)
@@ -67,12 +71,19 @@ class _Run:
     """One pass over a trace, as far as it has come."""
 
     def __init__(
-        self, digested: DigestedTrace, config: KVCacheConfig, max_num_batched_tokens: int, num_encoder_tokens: int
+        self,
+        digested: DigestedTrace,
+        config: KVCacheConfig,
+        max_num_batched_tokens: int,
+        num_encoder_tokens: int,
+        tiers: TierStack | None,
     ) -> None:
         self._digested = digested
         self._requests = iter(digested)
         self._config = config
-        self._manager = KVCacheManager(config, max_in_flight_tokens=max_num_batched_tokens)
+        events = "off" if tiers is None else "first_last"
+        self._manager = KVCacheManager(config, max_in_flight_tokens=max_num_batched_tokens, events=events)
+        self._below = None if tiers is None else Below(self._manager, tiers)
         self._has_states = any(one.is_state and one.prefix_cacheable for one in self._manager.managers)
         self._max_num_batched_tokens = max_num_batched_tokens
         self._num_encoder_tokens = num_encoder_tokens
@@ -80,6 +91,7 @@ class _Run:
         self._seen = SeenPrefixes(digested.hash_block_size)
         # One entry per request, appended when it is done: an interruption leaves no half-counted request.
         self._hits: list[int] = []
+        self._tier_hits: list[list[int]] = []  # per replayed request, where there are tiers
         self._fewest_free = self._manager.pool.get_num_free_blocks()
         self._held_at_peak = [0] * len(self._manager.managers)
         self._request = Request("none", num_prompt_tokens=1)
@@ -87,7 +99,7 @@ class _Run:
 
     def some(self, count: int) -> None:
         """Replay the next requests of the trace."""
-        manager = self._manager
+        manager, below = self._manager, self._below
         hash_block_size = self._digested.hash_block_size
         for _, (traced, chain) in zip(range(count), self._requests, strict=False):
             hashes = BlockHashes.from_digests(chain, digest_size=DIGEST_BYTES, hash_block_size=hash_block_size)
@@ -96,29 +108,53 @@ class _Run:
             hit = manager.get_computed_blocks(request)
             prompt = self._seen.look_up(traced, chain)
             reusable = min(prompt.num_tokens, traced.num_prompt_tokens - 1)
-            lost = self._losses.found(hit, chain, reusable) if hit.num_tokens < reusable else []
-            refusal = self._drive(request, hit, traced.num_output_tokens)
-            if refusal is not None and hit.num_tokens:
-                lost.append(self._losses.no_room_for(hit))
-                hit = manager.get_computed_blocks(request, 0)
-                refusal = self._drive(request, hit, traced.num_output_tokens)
+            found = hit.num_tokens
+            if below is not None:
+                found = below.look_up(hit, chain, traced.num_prompt_tokens - 1)
+            lost = self._lost(hit, chain, found, reusable) if found < reusable else []
+            refusal = self._drive(request, hit, found - hit.num_tokens, traced.num_output_tokens)
+            if refusal is not None and found:
+                wanted = found
+                if found > hit.num_tokens:
+                    found = hit.num_tokens
+                    refusal = self._drive(request, hit, 0, traced.num_output_tokens)
+                if refusal is not None and found:
+                    found = 0
+                    hit = manager.get_computed_blocks(request, 0)
+                    refusal = self._drive(request, hit, 0, traced.num_output_tokens)
+                lost.append(self._losses.no_room_for(wanted - found))
             if refusal is not None:
                 # The pool is empty of requests, so only its size can be in the way.
                 assert refusal.reason is RefusalReason.NEVER_FITS, refusal
                 self._hits.append(_REFUSED)
                 continue
             manager.free(request)
+            if below is not None:
+                self._tier_hits.append(below.tokens_by_tier(hit, chain, found))
+                below.ended(hit, chain, found)
             prompt.add()
             if reusable:
                 self._losses.add(reusable, lost)
             self._hits.append(hit.num_tokens)
 
-    def _drive(self, request: Request, hit: Hit, num_output_tokens: int) -> Refusal | None:
+    def _lost(self, hit: Hit, chain: bytes, found: int, reusable: int) -> list[Lost]:
+        """Why no more than `found` tokens were: what is in a tier was not lost."""
+        if self._below is None:
+            return self._losses.found(hit, chain, reusable)
+        with self._below.as_if_on_gpu(chain):
+            there = self._manager.coordinator.longest_common_hit(chain, reusable)
+            lost = self._losses.found(there, chain, reusable)
+        if found < there.num_tokens:
+            lost.append(self._losses.apart(there, there.num_tokens - found))
+        return lost
+
+    def _drive(self, request: Request, hit: Hit, num_external_tokens: int, num_output_tokens: int) -> Refusal | None:
         return drive(
             self._manager,
             request,
             hit,
             num_output_tokens=num_output_tokens,
+            num_external_tokens=num_external_tokens,
             max_num_batched_tokens=self._max_num_batched_tokens,
             num_encoder_tokens=self._num_encoder_tokens,
             on_commit=self._committed,
@@ -154,7 +190,13 @@ class _Run:
             groups=self._groups(counters.evicted_by_group),
             losses=self._losses.losses(),
             shortened_hits=self._losses.shortened_hits,
+            tiers=self._stack_run(),
         )
+
+    def _stack_run(self) -> StackRun | None:
+        if self._below is None:
+            return None
+        return self._below.result(self._tier_hits[: len(self._hits) - self._hits.count(_REFUSED)])
 
     def _groups(self, evicted: dict[int, int]) -> tuple[GroupRun, ...]:
         cached = self._manager.pool.get_cached_by_group()

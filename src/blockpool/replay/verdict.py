@@ -6,6 +6,7 @@ from itertools import pairwise
 from .by_kind import KindRun, by_kind
 from .kinds import listed
 from .result import RunResult
+from .tier_report import tier_sentences, where_found
 
 
 def verdict(runs: Sequence[RunResult]) -> list[str]:
@@ -15,13 +16,16 @@ def verdict(runs: Sequence[RunResult]) -> list[str]:
     sentences = [_interruption(run) for run in by_size if run.interrupted]
     sentences += [_refusals(run) for run in finished if run.refused_requests]
     measured = [run for run in finished if run.replayed_requests]
-    sentences += [_hit_rate(run) for run in measured[:1]]
+    sentences += [_hit_rate(run) for run in measured if run is measured[0] or run.tiers]
     sentences += [_comparison(smaller, larger) for smaller, larger in pairwise(measured)]
     for run in measured:
         sentences += _losses(run)
     sentences += [_evictions(run) for run in measured if run.evicted_blocks]
     # Without evictions every larger pool behaves the same, so the smallest such pool says it all.
     sentences += [_no_evictions(run) for run in measured if not run.evicted_blocks][:1]
+    for run in measured:
+        if run.tiers is not None:
+            sentences += tier_sentences(f"At {_count(run.num_blocks, 'block')}", run.tiers)
     return sentences
 
 
@@ -39,11 +43,13 @@ def _refusals(run: RunResult) -> str:
     verb = "was" if run.refused_requests == 1 else "were"
     return (
         f"{at} {_count(run.refused_requests, 'request')} of {run.requests:,} {verb} refused, needing more than the "
-        "whole pool; the hit rate is that of the others."
+        f"whole pool; {'the hit rate is that' if run.tiers is None else 'the shares are those'} of the others."
     )
 
 
 def _hit_rate(run: RunResult) -> str:
+    if run.tiers is not None:
+        return f"At {_count(run.num_blocks, 'block')}{_of_tokens(run)}, {where_found(run, run.tiers)}"
     return (
         f"At {_count(run.num_blocks, 'block')}{_of_tokens(run)}, {run.hit_rate:.1%} of the "
         f"prompt tokens were found in the cache ({run.hit_tokens:,} of {run.prompt_tokens:,})."
@@ -57,7 +63,7 @@ def _of_tokens(run: RunResult) -> str:
 
 def _losses(run: RunResult) -> list[str]:
     """What could have been hit and was not, and which group of layers it was."""
-    lost = run.reusable_tokens - run.hit_tokens
+    lost = run.reusable_tokens - run.found_tokens
     if not lost:
         return []
     at = f"At {_count(run.num_blocks, 'block')}"
@@ -89,14 +95,15 @@ def _were(number: int) -> str:
 
 def _comparison(smaller: RunResult, larger: RunResult) -> str:
     sizes = f"From {smaller.num_blocks:,} to {_count(larger.num_blocks, 'block')}"
-    rates = f"{smaller.hit_rate:.1%} to {larger.hit_rate:.1%}"
+    rates = f"{smaller.found_rate:.1%} to {larger.found_rate:.1%}"
+    rate, hit = ("hit rate", "hit token") if larger.tiers is None else ("share that was found", "token")
     if smaller.refused_requests != larger.refused_requests:
-        return f"{sizes} the hit rate went from {rates}, but not over the same requests: fewer were refused."
-    more = larger.hit_tokens - smaller.hit_tokens
+        return f"{sizes} the {rate} went from {rates}, but not over the same requests: fewer were refused."
+    more = larger.found_tokens - smaller.found_tokens
     if more == 0:
-        return f"{sizes} the hit rate did not change."
+        return f"{sizes} the {rate} did not change."
     direction, difference = ("rose", "more") if more > 0 else ("fell", "fewer")
-    return f"{sizes} the hit rate {direction} from {rates} ({_count(abs(more), f'{difference} hit token')})."
+    return f"{sizes} the {rate} {direction} from {rates} ({_count(abs(more), f'{difference} {hit}')})."
 
 
 def _evictions(run: RunResult) -> str:
