@@ -25,6 +25,8 @@ from .sizes import (
     measure_need,
 )
 from .step_cost import StepCost
+from .tier_run import StackRun, TierRun
+from .tiers import StoreWhen, TierOrder, TierSpec, TierStack
 from .verdict import verdict
 
 if TYPE_CHECKING:
@@ -63,7 +65,13 @@ __all__ = [
     "ReplayInterrupted",
     "ReplayReport",
     "RunResult",
+    "StackRun",
     "StepCost",
+    "StoreWhen",
+    "TierOrder",
+    "TierRun",
+    "TierSpec",
+    "TierStack",
     "TraceNeed",
     "blocks_for",
     "blocks_in_memory",

@@ -1,12 +1,14 @@
 """The pure cache question: one request after the other through one pool, each ending before the next begins."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from blockpool.cache import Hit, KVCacheConfig, KVCacheManager, Refusal, RefusalReason, Request
 from blockpool.hashing import BlockHashes
 from blockpool.managers import FullAttentionSpec, KVCacheGroupSpec
 
-from .below import Below
 from .digests import DigestedTrace
 from .drive import DEFAULT_BATCHED_TOKENS, drive
 from .errors import ReplayError, ReplayInterrupted
@@ -17,6 +19,9 @@ from .result import GroupRun, RunResult
 from .seen import SeenPrefixes
 from .tier_run import StackRun
 from .tiers import TierStack
+
+if TYPE_CHECKING:
+    from .below import Below
 
 # Often enough for a progress bar, rarely enough to cost nothing.
 PROGRESS_EVERY = 256
@@ -83,7 +88,11 @@ class _Run:
         self._config = config
         events = "off" if tiers is None else "first_last"
         self._manager = KVCacheManager(config, max_in_flight_tokens=max_num_batched_tokens, events=events)
-        self._below = None if tiers is None else Below(self._manager, tiers)
+        self._below: Below | None = None
+        if tiers is not None:
+            from .below import Below  # for those only who ask for tiers
+
+            self._below = Below(self._manager, tiers)
         self._has_states = any(one.is_state and one.prefix_cacheable for one in self._manager.managers)
         self._max_num_batched_tokens = max_num_batched_tokens
         self._num_encoder_tokens = num_encoder_tokens
