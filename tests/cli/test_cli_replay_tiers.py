@@ -23,7 +23,7 @@ def trace(tmp_path: Path) -> str:
 
 def test_tiers_are_shown(trace: str):
     lines = replay(
-        *(trace, "--num-blocks", "5", "--block-bytes", "1048576", "--prefill-rate", "1000"),
+        *(trace, "--num-blocks", "5", "--block-bytes", "1MiB", "--prefill-rate", "1000"),
         *("--tier", "host=3MiB@1GiB/s", "--tier", "disk=1GiB@1MiB/s"),
     ).stdout.splitlines()
     rows = [line.split() for line in lines]
@@ -171,6 +171,14 @@ def test_bad_tiers(trace: str, options: list[str], says: str):
         (
             ["--tier", "a=1GiB", "--model", "Qwen/Qwen3-8B", "--block-bytes", "64"],
             "--block-bytes is not needed with --model or --bytes-per-token, which say it",
+        ),
+        (
+            ["--tier", "a=1GiB", "--num-blocks", "5", "--block-bytes", "2 furlongs"],
+            "--block-bytes: '2 furlongs' is not a memory size such as 40GiB, 40GB or 1048576",
+        ),
+        (
+            ["--tier", "a=1GiB", "--num-blocks", "5", "--block-bytes", "0"],
+            "--block-bytes: a block of 0 holds nothing",
         ),
         (["--block-bytes", "64"], "--block-bytes says what a page of a tier costs: it needs --tier"),
         (["--tier-store", "eviction"], "--tier-store says what a tier does: it needs --tier"),

@@ -159,8 +159,8 @@ def replay(
         ),
     ] = None,
     block_bytes: Annotated[
-        int | None,
-        typer.Option(metavar="BYTES", min=1, help="With --tier and no model: bytes of a block, in every group."),
+        str | None,
+        typer.Option(metavar="SIZE", help="With --tier and no model: bytes of a block (2MiB), in every group."),
     ] = None,
     skip_bad_lines: Annotated[
         bool,
@@ -189,7 +189,7 @@ def replay(
     if model is None and (kv_cache_dtype is not None or tensor_parallel_size is not None):
         fail("--kv-cache-dtype and --tensor-parallel-size change what a block of a model costs: they need --model")
     interval = parse_retention(retention_interval)
-    check_tier_options(bool(tier), mode, model, bytes_per_token, block_bytes)
+    page_bytes = check_tier_options(bool(tier), mode, model, bytes_per_token, block_bytes)
     clock = _clock_options(mode, max_num_seqs, step_overhead_us, None if tier else prefill_tokens_per_s, decode_ms)
     if json is not None and json != STDOUT:
         _check_writable(Path(json))
@@ -212,7 +212,7 @@ def replay(
             config,
             layout,
             bytes_per_token=bytes_per_token,
-            block_bytes=block_bytes,
+            block_bytes=page_bytes,
             prefill_tokens_per_s=prefill_tokens_per_s,
         )
         digested = DigestedTrace(trace, config.unit)

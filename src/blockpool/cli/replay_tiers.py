@@ -76,19 +76,30 @@ def check_tier_options(
     mode: str,
     model: str | None,
     bytes_per_token: int | None,
-    block_bytes: int | None,
-) -> None:
-    """Fail where the bytes of a block are not known, or twice, or tiers are not asked for or not for this mode."""
+    block_bytes: str | None,
+) -> int | None:
+    """The bytes of a block, if they are given. Fail where they are not known, or twice, or tiers are not asked for or
+    not for this mode.
+    """
     if not has_tiers:
         if block_bytes is not None:
             fail("--block-bytes says what a page of a tier costs: it needs --tier")
-        return
+        return None
     if mode == "concurrent":
         fail("--tier is for --mode sequential: the concurrent replay has no tiers yet")
     if block_bytes is not None and (model is not None or bytes_per_token is not None):
         fail("--block-bytes is not needed with --model or --bytes-per-token, which say it")
     if block_bytes is None and model is None and bytes_per_token is None:
         fail("--tier needs the bytes of a block: give --model, --block-bytes, or --memory with --bytes-per-token")
+    if block_bytes is None:
+        return None
+    try:
+        num_bytes = parse_memory(block_bytes)
+    except ValueError as error:
+        fail(f"--block-bytes: {error}")
+    if num_bytes < 1:
+        fail(f"--block-bytes: a block of {block_bytes} holds nothing")
+    return num_bytes
 
 
 def _parse_tier(text: str) -> tuple[str, int, float | None]:
