@@ -9,9 +9,13 @@ import numpy as np
 from blockpool.offload.slot_tier import SlotTier
 from blockpool.offload.tier import Loaded
 
+#: A copy that the other threads may wait for, in bytes.
+SMALL = 128 * 1024
+
 
 class HostTier(SlotTier):
-    """One arena, taken and touched at the start: no page fault comes later. Copies release the interpreter lock.
+    """One arena, taken and touched at the start: no page fault comes later. Copies of large pages release the
+    interpreter lock; for small ones that costs more than it spares.
 
     `policy`: "lru" or "arc". `quotas`: see SlotTier. Nothing survives the process.
     """
@@ -28,14 +32,21 @@ class HostTier(SlotTier):
         super().__init__(name, "CPU", capacity_bytes, page_bytes, policy, quotas or {})
         self._arena = np.empty(self.capacity_bytes, dtype=np.uint8)
         self._arena.fill(0)
+        self._bytes = memoryview(self._arena.data)
 
     def _read(self, slot: int, page: memoryview) -> Loaded:
         start = slot * self.page_bytes
+        if len(page) <= SMALL:
+            page[:] = self._bytes[start : start + len(page)]
+            return Loaded.OK
         np.copyto(np.frombuffer(page, np.uint8), self._arena[start : start + len(page)])
         return Loaded.OK
 
     def _write(self, slot: int, key: bytes, page: memoryview, last_use: int) -> bool:
         start = slot * self.page_bytes
+        if len(page) <= SMALL:
+            self._bytes[start : start + len(page)] = page
+            return True
         np.copyto(self._arena[start : start + len(page)], np.frombuffer(page, np.uint8))
         return True
 
@@ -44,3 +55,4 @@ class HostTier(SlotTier):
 
     def _give_back(self) -> None:
         self._arena = np.empty(0, dtype=np.uint8)
+        self._bytes = memoryview(self._arena.data)
