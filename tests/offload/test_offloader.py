@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from threading import Event
 from typing import Any
@@ -478,3 +479,60 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         build(evict_ahead=0)
     with pytest.raises(OffloadError, match="num_threads"):
         build(num_threads=-1)
+
+
+# -- in the end ----------------------------------------------------------------------------------------
+
+
+def test_after_close_nothing_starts_and_what_was_begun_is_told() -> None:
+    tier = PlainTier(100)
+    house = House([tier], usable_blocks=20, num_threads=1)
+    house.engine.add_request(prompt("a", 17))
+    house.engine.run()
+    house.offloader.drain(house.scheduler)
+    house.forget()
+    house.engine.add_request(prompt("b", 17))
+    house.step()  # b's load is on its way
+    house.offloader.close()
+    house.offloader.close()
+    house.engine.add_request(prompt("c", range(50, 67)))
+    ended = house.engine.run()
+    assert {one.request_id: one.reason for one in ended}["b"] is FinishReason.LENGTH
+    assert house.offloader.num_loaded_tokens == 16
+    assert house.computed(prompt("d", [7] * 9)) == 9
+    assert len(tier.pages) == 4  # of a alone
+    house.sound()
+
+
+def test_nothing_is_kept_of_requests_that_have_ended() -> None:
+    """Whatever became of them: run, aborted while they waited, or loaded."""
+    tier = PlainTier(100)
+    house = House([tier], usable_blocks=6)
+    for number in range(30):
+        request = prompt(f"r{number}", [number % 5] * 9)
+        house.engine.add_request(request)
+        house.engine.add_request(prompt(f"s{number}", [number % 7] * 13))
+        house.step()
+        house.engine.abort([f"s{number}"])
+        house.run()
+    house.step()
+    held = [value for value in vars(house.offloader).values() if isinstance(value, (dict, set, list, deque))]
+    assert [one for one in held if one and one not in (house.offloader.tiers, house.offloader.losses)] == []
+    house.sound()
+
+
+def test_a_poll_between_a_plan_and_its_step_costs_no_load() -> None:
+    tier = PlainTier(100)
+    house = House([tier], usable_blocks=20)
+    house.run(prompt("a", 17))
+    house.forget()
+    house.scheduler.add_request(prompt("b", 17))
+    output = house.scheduler.schedule()
+    house.poll()
+    results = house.worker.execute(output)
+    house.offloader.step_has_run(output)
+    house.scheduler.update(output.step_id, results)
+    house.move()
+    house.poll()
+    assert house.offloader.num_loaded_tokens == 16
+    house.run()

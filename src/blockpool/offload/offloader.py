@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -19,7 +19,6 @@ from blockpool.offload.tier import Loaded, Tier
 from blockpool.offload.transfers import LoadJob, StoreJob, TransferEngine
 from blockpool.pool import KVCacheEvent
 
-MOST_ANSWERS = 4096
 MOST_FAILURES = 100
 ANSWERS_HOLD = 64  # steps
 
@@ -48,6 +47,8 @@ class Answer:
         self.expires = expires
         self.furthest: int | None = None  # not known yet
         self.wanted: list[Wanted] = []  # pages, once they are asked for
+        self.key_set: frozenset[bytes] = frozenset()  # theirs, once they may be loaded
+        self.claimed_at = -1  # the poll since which it may, for as long as there is no other
         self.absent: list[tuple[int, bytes]] = []  # remote tiers, by number, and what they have not
 
 
@@ -121,30 +122,28 @@ class Offloader:
         )
         self._finder = Finder(manager, namespace.prefix)
         self._has_remote = any(tier.is_remote for tier in tiers)
-        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._asked: deque[Answer] = deque()  # of remote tiers, that were not answered yet
         self._loads: dict[str, LoadJob] = {}
-        self._claimed: dict[str, list[bytes]] = {}  # what requests may load in the step that is planned
+        self._claimed: dict[str, Answer] = {}  # of requests that may be loaded in the step that is planned
         self._aborted: set[str] = set()  # whose load was planned, and not begun
         self._failed: list[str] = []  # to be told with the next poll
         self._num_polls = 0
+        self._is_closed = False
 
     # -- what a scheduler asks -------------------------------------------------------------------------
 
     def get_num_external_tokens(self, request: EngineRequest, num_computed_tokens: int) -> int | None:
         """See Connector. None also while another request loads some of the same pages."""
-        if request.skip_reading_prefix_cache or not self._finder.managers:
+        if request.skip_reading_prefix_cache or not self._finder.managers or self._is_closed:
             return 0
-        answer = self._answers.get(request.request_id)
+        answer = request.connector_answer
         if (
-            answer is None
-            or answer.request is not request
+            not isinstance(answer, Answer)
             or answer.num_computed_tokens != num_computed_tokens
             or (answer.expires < self._num_polls and answer.furthest is not None)
         ):
             answer = Answer(request, num_computed_tokens, self._num_polls + ANSWERS_HOLD)
-            self._answers[request.request_id] = answer
-            if len(self._answers) > MOST_ANSWERS:
-                self._answers.popitem(last=False)
+            request.connector_answer = answer
             self._find(request, answer)
         if answer.furthest is None:
             return None
@@ -167,18 +166,18 @@ class Offloader:
 
     def step_has_run(self, output: SchedulerOutput) -> None:
         """See Transfers."""
-        self._claimed.clear()
+        claimed, self._claimed = self._claimed, {}
         for load in output.loads:
-            if load.request_id in self._aborted:
+            answer = claimed.get(load.request_id)
+            if load.request_id in self._aborted or answer is None or self._is_closed:
                 self._aborted.discard(load.request_id)
                 self._failed.append(load.request_id)
             else:
-                self._begin(load)
+                self._begin(load, answer)
 
     def poll(self, scheduler: Scheduler) -> int:
         """See Transfers. What was computed since the last call goes on its way down."""
         self._num_polls += 1
-        self._claimed.clear()
         num_told = 0
         for request_id in self._failed:
             scheduler.failed_recving(request_id)
@@ -190,7 +189,8 @@ class Offloader:
             else:
                 self._load_has_ended(job, scheduler)
                 num_told += 1
-        self._storer.gather()
+        if not self._is_closed:
+            self._storer.gather()
         return num_told
 
     def wait(self) -> None:
@@ -218,7 +218,6 @@ class Offloader:
         self.drain(scheduler)
         result = self.manager.reset_prefix_cache()
         if result:
-            self._answers.clear()
             for tier in self.tiers:
                 if keep is not None and tier.name not in keep:
                     tier.clear()
@@ -231,7 +230,10 @@ class Offloader:
         return [] if self._announcer is None else self._announcer.take()
 
     def close(self) -> None:
-        """End the threads, when what is queued is done. The tiers are the caller's to close."""
+        """End the threads, when what is queued is done; nothing is stored or loaded from then on, and `poll` tells of
+        the last loads. The tiers are the caller's to close. Twice is once.
+        """
+        self._is_closed = True
         self.transfers.close()
 
     # -- finding ---------------------------------------------------------------------------------------
@@ -264,6 +266,7 @@ class Offloader:
                 answer.furthest = reached
                 self.transfers.wake()
 
+        self._asked.append(answer)
         self.transfers.ask(ask)
 
     def _look_up(self, keys: Sequence[bytes]) -> list[bool]:
@@ -283,7 +286,9 @@ class Offloader:
         return found
 
     def _awaits_answers(self) -> bool:
-        return any(answer.furthest is None for answer in self._answers.values())
+        while self._asked and self._asked[0].furthest is not None:
+            self._asked.popleft()
+        return bool(self._asked)
 
     def _must_wait(self, request: EngineRequest, answer: Answer) -> bool:
         """Others load some of its pages, or may in the same step, or more are loaded already than may be."""
@@ -296,21 +301,21 @@ class Offloader:
             if not job.key_set.isdisjoint(keys):
                 job.shared_by.add(request.request_id)
                 return True
-        for request_id, claimed in self._claimed.items():
-            if request_id != request.request_id and not set(claimed).isdisjoint(keys):
+        for request_id, other in self._claimed.items():
+            is_current = other.claimed_at == self._num_polls and request_id != request.request_id
+            if is_current and not other.key_set.isdisjoint(keys):
                 return True
         if not self.transfers.can_load(len(keys)):
             return True
-        self._claimed[request.request_id] = keys
+        answer.key_set = frozenset(keys)
+        answer.claimed_at = self._num_polls
+        self._claimed[request.request_id] = answer
         return False
 
     # -- loading ---------------------------------------------------------------------------------------
 
-    def _begin(self, load: LoadData) -> None:
-        answer = self._answers.pop(load.request_id, None)
-        if answer is None:  # so many others have asked meanwhile that it was forgotten
-            self._failed.append(load.request_id)
-            return
+    def _begin(self, load: LoadData, answer: Answer) -> None:
+        answer.request.connector_answer = None  # it will ask anew, if ever
         job = LoadJob(load.request_id, load.first, load.last)
         all_wanted = answer.wanted
         if load.first != answer.num_computed_tokens or load.last != answer.furthest:
