@@ -25,8 +25,10 @@ class Elsewhere:
     def __init__(self, num_tokens: int | None) -> None:
         self.num_tokens = num_tokens
         self.aborted: list[str] = []
+        self.num_asked = 0
 
     def get_num_external_tokens(self, request: EngineRequest, num_computed_tokens: int) -> int | None:
+        self.num_asked += 1
         return None if self.num_tokens is None else max(0, self.num_tokens - num_computed_tokens)
 
     def load_aborted(self, request_id: str) -> None:
@@ -95,6 +97,16 @@ def test_a_connector_that_does_not_know_yet_is_asked_again() -> None:
     assert isinstance(s.connector, Elsewhere)
     s.connector.num_tokens = 0
     assert s.schedule().num_scheduled_tokens == {"a": 8}
+
+
+def test_a_step_asks_no_more_than_may_run() -> None:
+    """Whoever waits for an answer lets others pass, but a step does not go through thousands of them."""
+    s = scheduler(40, None)
+    assert isinstance(s.connector, Elsewhere)
+    for number in range(100):
+        s.add_request(prompt(f"r{number}", 8))
+    assert s.schedule().step_id == -1
+    assert s.connector.num_asked == 4
 
 
 def test_what_is_here_is_not_loaded() -> None:
@@ -181,6 +193,54 @@ def test_a_load_in_a_window() -> None:
     s.abort(["a"])
     assert [end.reason for end in s.take_finished()] == [FinishReason.ABORT]
     assert manager.pool.get_num_free_blocks() == 20
+
+
+def test_a_load_of_which_a_part_came_is_looked_up_again_from_there() -> None:
+    s = scheduler(10, 8)
+    request = prompt("a", 11)
+    s.add_request(request)
+    output = s.schedule()
+    ran(s, output)
+    for bad in (9, -1, (4, 4), (-1,)):
+        with pytest.raises(EngineRequestError, match="a load of 8 tokens in 1 groups"):
+            s.finished_recving("a", bad)
+    assert s.finished_recving("a", 4)
+    assert request.state is RequestState.WAITING
+    output = s.schedule()
+    assert [(load.first, load.last) for load in output.loads] == [(4, 8)]
+    ran(s, output)
+    assert s.finished_recving("a", (4,))
+    output = s.schedule()
+    ran(s, output)
+    assert s.finished_recving("a", 4)  # the third that failed
+    output = s.schedule()
+    assert (output.loads, output.num_scheduled_tokens) == ([], {"a": 7})
+    ran(s, output, a=[1])
+    s.abort(["a"])
+    assert s.manager.pool.get_num_free_blocks() == 10
+
+
+def test_a_report_of_another_load_of_the_same_id_changes_nothing() -> None:
+    now = 0.0
+    s = scheduler(10, 8, clock=lambda: now, lease=10.0)
+    s.add_request(prompt("a", 9))
+    output = s.schedule()
+    old = output.loads[0].load_id
+    ran(s, output)
+    s.abort(["a"])
+    now = 10.0
+    again = prompt("a", [5] * 9)
+    s.add_request(again)
+    output = s.schedule()
+    new = output.loads[0].load_id
+    assert new != old
+    ran(s, output)
+    assert not s.finished_recving("a", load_id=old)
+    assert not s.failed_recving("a", old)
+    assert not s.finished_recving("a", 4, old)
+    assert again.is_loading
+    assert s.num_late_reports == 3
+    assert s.finished_recving("a", load_id=new)
 
 
 # -- ids and leases ----------------------------------------------------------------------------------

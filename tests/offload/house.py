@@ -70,7 +70,7 @@ class House:
         """Do at most so many of the tasks that are queued; how many there were."""
         transfers: Any = self.offloader.transfers
         done = 0
-        for queue in (transfers._loads, transfers._stores):
+        for queue in (transfers._questions, transfers._loads, transfers._stores):
             while done < count and not queue.empty():
                 queue.get()()
                 done += 1
@@ -129,5 +129,6 @@ class House:
         assert self.pool.dump()["watchers"] == []
         assert self.offloader.transfers.is_idle
         assert self.offloader._storer.is_idle
+        assert not self.offloader._awaits_answers()
         assert not self.offloader._loads
         assert not self.offloader._aborted

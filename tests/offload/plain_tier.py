@@ -12,13 +12,12 @@ from blockpool.offload.tier import Buffer, Change, ChangeKind, Loaded, Stored, T
 class PlainTier:
     """A dict of pages; the one that was used longest ago goes when there are more than `num_pages`."""
 
-    is_remote = False
-
     def __init__(self, num_pages: int, name: str = "plain", medium: str = "CPU", page_bytes: int = 1 << 20) -> None:
         self.num_pages = num_pages
         self.name = name
         self.medium = medium
         self.page_bytes = page_bytes
+        self.is_remote = False
         self.reports_changes = False
         self.pages: dict[bytes, bytes] = {}
         self.lock = Lock()
@@ -136,6 +135,8 @@ class FaultyTier:
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         if self._fails():  # what was lost a moment ago
             self.inner.discard(list(keys)[: self.c.randint(0, len(keys))])
+        if self._fails() and self._fails():
+            raise OSError("a tier that breaks its promise")
         return self.inner.lookup(keys)
 
     def load(self, keys: Sequence[bytes], pages: Sequence[memoryview]) -> list[Loaded]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from blockpool.managers import SlidingWindowSpec
-from blockpool.offload import HostTier
+from blockpool.offload import DiskTier, HostTier, Namespace, OffloadError
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored
 from blockpool.wire.ledger import Ledger
 from tests.offload.house import FULL, NAMESPACE, House, prompt
@@ -68,3 +70,36 @@ def test_nothing_is_kept_for_nobody(events: bool) -> None:
     house.run(prompt("a", 13))
     assert len(house.offloader.take_events()) == (3 if events else 0)
     assert tier.take_changes() == []
+
+
+def test_what_a_disk_kept_is_announced_when_it_is_opened_again(tmp_path: Path) -> None:
+    def start() -> tuple[House, DiskTier]:
+        disk = DiskTier(tmp_path / "tier", 100 * 64, 64)
+        return House([disk], usable_blocks=20, events=True), disk
+
+    house, disk = start()
+    house.run(prompt("a", 17))
+    disk.close()
+    house, disk = start()
+    events = house.offloader.take_events()
+    assert {event.medium for event in events if isinstance(event, BlockStored)} == {"STORAGE"}
+    assert len(events) == 4
+    disk.close()
+
+
+def test_only_pages_that_can_be_read_here_are_announced_and_by_one() -> None:
+    tier = HostTier(64 * 100, 64)
+    other = House([tier], usable_blocks=20, namespace=Namespace(model="other"))
+    other.run(prompt("a", 17))
+    house = House([tier], usable_blocks=20, events=True)
+    other.run(prompt("b", [9] * 9))
+    house.run(prompt("c", 9))
+    assert len(house.offloader.take_events()) == 2
+    with pytest.raises(OffloadError, match=r"'host'.*another Offloader"):
+        House([tier], usable_blocks=20, events=True)
+    house.offloader.close()
+    house.offloader.close()
+    assert not tier.reports_changes
+    other.run(prompt("d", [8] * 9))
+    assert tier.take_changes() == []
+    House([tier], usable_blocks=20, events=True)

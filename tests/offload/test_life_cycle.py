@@ -82,6 +82,31 @@ def test_sleep_loses_the_gpu_and_the_tiers_that_are_not_kept(keep: tuple[str, ..
         house.offloader.close()
 
 
+def test_before_sleep_what_would_go_down_at_eviction_goes() -> None:
+    tier = PlainTier(1000)
+    house = House([tier], usable_blocks=300, num_threads=1, store_when="eviction", evict_ahead=4, most_pages=8)
+    try:
+        for number in range(5):
+            house.engine.add_request(prompt(f"r{number}", range(100 * number, 100 * number + 81)))
+        house.engine.run()
+        assert house.offloader.sleep(house.scheduler)
+        assert len(tier.pages) == 100
+        house.sound()
+    finally:
+        house.offloader.close()
+
+
+def test_a_tier_that_cannot_be_cleared_is_named() -> None:
+    gone, here = PlainTier(100, "gone"), PlainTier(100, "here")
+    gone.is_reachable = False  # type: ignore[attr-defined]
+    house = House([gone, here], usable_blocks=20)
+    house.run(prompt("a", 9))
+    with pytest.raises(OffloadError, match=r"\['gone'\] cannot be reached"):
+        house.offloader.sleep(house.scheduler, ())
+    assert here.pages == {}
+    assert house.manager.get_computed_blocks(prompt("b", 9)).num_tokens == 0
+
+
 def test_nobody_is_put_to_sleep_who_runs() -> None:
     tier = PlainTier(100)
     house = House([tier], usable_blocks=20, num_threads=1)

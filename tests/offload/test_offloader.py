@@ -12,7 +12,8 @@ import pytest
 from blockpool.cache import KVCacheConfig, KVCacheManager
 from blockpool.engine import FinishReason, ShadowStore
 from blockpool.managers import KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
-from blockpool.offload import Loaded, Offloader, OffloadError
+from blockpool.offload import Loaded, Offloader, OffloadError, Stored
+from blockpool.offload.tier import Buffer
 from tests.offload.house import FULL, NAMESPACE, House, prompt
 from tests.offload.plain_tier import PlainTier
 
@@ -322,20 +323,75 @@ def test_who_waits_for_the_same_pages_is_told_and_does_not_load_them_twice() -> 
 
 
 class Breaking(PlainTier):
-    """Always raises when it is to load: a tier that breaks its promise."""
+    """A tier that breaks its promise: it raises in what `broken` names."""
+
+    def __init__(self, num_pages: int, *broken: str, name: str = "breaking") -> None:
+        super().__init__(num_pages, name)
+        self.broken = broken
+
+    def _may(self, what: str) -> None:
+        if what in self.broken:
+            raise OSError("no such device")
+
+    def lookup(self, keys: Sequence[bytes]) -> list[bool]:
+        self._may("lookup")
+        return super().lookup(keys)
 
     def load(self, keys: Sequence[bytes], pages: Sequence[memoryview]) -> list[Loaded]:
-        raise OSError("no such device")
+        self._may("load")
+        return super().load(keys, pages)
+
+    def store(self, keys: Sequence[bytes], pages: Sequence[Buffer]) -> list[Stored]:
+        self._may("store")
+        return super().store(keys, pages)
 
 
 def test_a_tier_that_raises_is_a_miss_with_a_name() -> None:
-    tier = Breaking(100)
+    tier = Breaking(100, "load")
     house = House([tier], usable_blocks=20)
     house.run(prompt("a", 17))
     house.forget()
     assert house.computed(prompt("b", 17)) == 17
     assert house.offloader.losses["load: OSError"] > 0
+    assert house.offloader.losses["load: unreachable"] > 0
     house.sound()
+
+
+@pytest.mark.parametrize("broken", ["lookup", "load", "store"])
+@pytest.mark.parametrize("is_remote", [False, True])
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_a_tier_that_raises_takes_nobody_with_it(broken: str, is_remote: bool, num_threads: int) -> None:
+    """Neither the tiers behind it nor the threads: the next requests are served as if it were not there."""
+    bad, good = Breaking(100, broken), PlainTier(100, "good")
+    bad.is_remote = is_remote
+    house = House([bad, good], usable_blocks=20, num_threads=num_threads)
+    try:
+        for number in range(4):
+            computed = house.computed(prompt(f"r{number}", 17)) if not num_threads else 17
+            if num_threads:
+                house.engine.add_request(prompt(f"r{number}", 17))
+                house.engine.run()
+                house.offloader.drain(house.scheduler)
+            assert computed == 17 or number
+            assert len(good.pages) == 4
+            house.forget()
+        assert house.offloader.num_loaded_tokens == 48
+        assert house.offloader.losses[f"{broken}: OSError"] > 0
+        house.sound()
+    finally:
+        house.offloader.close()
+
+
+def test_a_lookup_that_raises_once_is_asked_again() -> None:
+    tier = Breaking(100)
+    house = House([tier], usable_blocks=20)
+    house.run(prompt("a", 17))
+    house.forget()
+    tier.broken = ("lookup",)
+    assert house.computed(prompt("b", 17)) == 17
+    tier.broken = ()
+    house.forget()
+    assert house.computed(prompt("c", 17)) == 1
 
 
 # -- aborts: S7 b and c ---------------------------------------------------------------------------------
@@ -373,6 +429,36 @@ def test_a_load_that_was_planned_and_aborted_before_its_step_has_run() -> None:
     assert house.move() == 0
     house.scheduler.update(output.step_id, {})
     house.poll()
+    house.sound()
+
+
+def test_an_id_that_is_used_again_is_another_load() -> None:
+    """The lease of the first has ended; its late end is nothing to the second."""
+    now = 0.0
+    tier = PlainTier(100)
+    house = House([tier], usable_blocks=6, lease=10.0, clock=lambda: now)
+    house.run(prompt("a", 9))
+    house.run(prompt("b", range(50, 63)))
+    house.forget()
+    house.engine.add_request(prompt("r", 9))
+    house.step()
+    transfers: Any = house.offloader.transfers
+    late = transfers._loads.get()
+    house.engine.abort(["r"])
+    now = 11.0
+    again = prompt("r", range(50, 63))
+    house.engine.add_request(again)
+    output = house.step()
+    assert output is not None
+    assert output.loads[0].last == 12
+    late()
+    house.poll()
+    assert house.scheduler.num_late_reports == 1
+    assert again.is_loading
+    assert house.pool.get_num_free_blocks() == 3
+    house.run()
+    assert house.offloader.num_loaded_tokens == 12
+    assert again.output_token_ids
     house.sound()
 
 
@@ -446,6 +532,116 @@ def test_a_late_completion_finds_nothing_to_do(when: str) -> None:
         house.offloader.close()
 
 
+# -- room, and order -----------------------------------------------------------------------------------
+
+
+def test_at_eviction_what_found_no_room_is_tried_again() -> None:
+    tier = PlainTier(100)
+    house = House([tier], usable_blocks=20, store_when="eviction", most_pages=2)
+    house.manager.allocate_slots(prompt("plain", [1] * 3), 3)  # nothing else is free but what is cached
+    house.run(prompt("a", 33))
+    house.run(prompt("b", range(50, 83)))
+    for _ in range(20):
+        house.poll()
+        house.move()
+    assert len(tier.pages) >= 15
+    assert house.offloader.losses["store: busy"] == 0
+
+
+def test_at_eviction_what_is_on_its_way_to_one_tier_goes_to_the_other_too() -> None:
+    fast, slow = PlainTier(100, "fast"), PlainTier(100, "slow", "STORAGE")
+    house = House([fast, slow], usable_blocks=8, store_when={"slow": "eviction"})
+    for number in range(6):
+        house.run(prompt(f"r{number}", range(100 * number, 100 * number + 13)))
+    house.move()
+    assert len(fast.pages) == 18
+    assert len(slow.pages) == 18
+
+
+def test_at_eviction_what_is_handed_out_before_there_was_room_is_counted() -> None:
+    tier = PlainTier(100)
+    house = House([tier], usable_blocks=4, store_when="eviction", most_pages=1)
+    house.engine.add_request(prompt("a", 13))
+    house.step()
+    house.poll()
+    house.engine.add_request(prompt("b", range(50, 63)))
+    house.step()
+    house.poll()
+    assert house.offloader.losses["store: too late"] == 2
+
+
+def test_a_large_load_is_not_starved_by_small_ones() -> None:
+    tier = PlainTier(200)
+    house = House([tier], usable_blocks=40, most_pages=4)
+    for at in range(5):  # each within what is queued at a time
+        house.run(prompt(f"w{at}", range(at * 4 + 5)))
+    for at in range(8):
+        house.run(prompt(f"v{at}", [90 + at] * 5))
+    house.forget()
+    house.engine.add_request(prompt("small", [90] * 5))
+    house.step()
+    big = prompt("big", 21)
+    house.engine.add_request(big)
+    for at in range(1, 8):
+        house.engine.add_request(prompt(f"small{at}", [90 + at] * 5))
+        house.step()
+        house.move(1)
+        if big.is_loading or big.num_output_tokens:
+            break
+    else:
+        raise AssertionError("it waits and waits")
+    house.run()
+    house.sound()
+
+
+def test_a_server_that_has_lost_its_pages_gets_all_of_them_back_at_once() -> None:
+    tier = PlainTier(1000)
+    tier.is_remote = True
+    house = House([tier], usable_blocks=120, num_tokens=400)
+    house.run(prompt("a", 401))
+    assert len(tier.pages) == 100
+    house.forget()
+    tier.clear()
+    assert house.computed(prompt("b", 401)) == 401
+    assert len(tier.pages) == 100
+    house.forget()
+    assert house.computed(prompt("c", 401)) == 1
+    house.sound()
+
+
+def test_a_prefix_that_is_near_asks_no_server() -> None:
+    near, far = PlainTier(100, "near"), PlainTier(100, "far")
+    far.is_remote = True
+    house = House([near, far], usable_blocks=20)
+    house.run(prompt("a", 17))
+    house.forget()
+    house.engine.add_request(prompt("b", 17))
+    transfers: Any = house.offloader.transfers
+    output = house.step()
+    assert output is not None
+    assert output.loads
+    assert transfers._questions.empty()
+    house.run()
+
+
+def test_a_server_is_not_sent_what_it_has_nor_is_the_memory_read_for_it() -> None:
+    tier = PlainTier(100)
+    tier.is_remote = True
+    house = House([tier], usable_blocks=20)
+    house.run(prompt("a", 17))
+    read: list[int] = []
+    read_page = house.store.read_page
+
+    def counted(group_id: int, block_id: int, page: memoryview) -> None:
+        read.append(block_id)
+        read_page(group_id, block_id, page)
+
+    house.store.read_page = counted  # type: ignore[method-assign]
+    house.forget()
+    assert house.computed(prompt("b", 17)) == 1
+    assert read == []
+
+
 # -- what is refused -----------------------------------------------------------------------------------
 
 
@@ -479,6 +675,11 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         build(evict_ahead=0)
     with pytest.raises(OffloadError, match="num_threads"):
         build(num_threads=-1)
+    first = Offloader(manager, store, [tier], namespace=NAMESPACE)
+    with pytest.raises(OffloadError, match="has an Offloader already"):
+        build()
+    first.close()
+    build(num_threads=0)
 
 
 # -- in the end ----------------------------------------------------------------------------------------

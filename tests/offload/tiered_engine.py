@@ -46,7 +46,7 @@ class Tiers(Connection):
 
     @property
     def is_busy(self) -> bool:
-        return not self.transfers.is_idle or bool(self.offloader._failed)
+        return not self.transfers.is_idle or bool(self.offloader._failed) or self.offloader._awaits_answers()
 
     def carry_out(self, scheduler: Scheduler) -> None:
         if self.num_threads:
@@ -59,7 +59,8 @@ class Tiers(Connection):
             self.offloader.poll(scheduler)
 
     def do_one(self) -> None:
-        queues = [queue for queue in (self.transfers._loads, self.transfers._stores) if not queue.empty()]
+        all_queues = (self.transfers._questions, self.transfers._loads, self.transfers._stores)
+        queues = [queue for queue in all_queues if not queue.empty()]
         if queues:
             self.c.choice(queues).get()()
 
@@ -108,6 +109,7 @@ def random_tiers(c: random.Random) -> list[Tier]:
     tiers: list[Tier] = []
     for number in range(c.choice([1, 1, 2, 3])):
         tier: Tier = PlainTier(c.choice([0, 2, 8, 1000, 1000, 1000]), f"tier{number}", c.choice(["CPU", "STORAGE"]))
+        tier.is_remote = c.random() < 0.2
         if c.random() < 0.5:
             tier = FaultyTier(tier, c, c.choice([0.02, 0.1, 0.5]))
         tiers.append(tier)

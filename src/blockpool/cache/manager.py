@@ -113,6 +113,7 @@ class KVCacheManager:
         self._steps = StepLog()
         self._contents = ContentBook() if verify_hashes else None
         self._stored = StoredLog() if tells_stored else None
+        self.stored_for: object = None  # who takes what is stored: each block is named once
         self.storing = Storing(self.groups, self._events_on, self._contents, self._stored)
         self.worker_lists = WorkerLists(self.groups)
         self._pins = PinBook(self.pools, pin_cap)

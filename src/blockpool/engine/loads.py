@@ -17,12 +17,14 @@ class Leases:
         self.manager = manager
         self.lease = lease
         self.holds: dict[str, list[tuple[BlockPool, Hold]]] = {}
+        self.load_ids: dict[str, int] = {}
 
     def take(self, request: EngineRequest) -> None:
         """Before a request is given back that is being loaded."""
         manager = self.manager
         holds: list[tuple[BlockPool, Hold]] = []
         self.holds[request.request_id] = holds
+        self.load_ids[request.request_id] = request.load_id
         for group in manager.managers:
             pool = group.pool
             until: float | None = None
@@ -31,11 +33,12 @@ class Leases:
             blocks = [block for block in reversed(group.block_ids(request.request_id)) if block]
             holds.append((pool, pool.hold(blocks, f"load of {request.request_id}", until=until)))
 
-    def end(self, request_id: str) -> bool:
-        """The connector has reported back; whether there was anything to end."""
-        holds = self.holds.pop(request_id, None)
-        if holds is None:
+    def end(self, request_id: str, load_id: int) -> bool:
+        """The connector has reported back; whether there was anything to end. `load_id`: -1 for whichever it is."""
+        holds = self.holds.get(request_id)
+        if holds is None or load_id not in (-1, self.load_ids[request_id]):
             return False
+        self.forget(request_id)
         for pool, hold in holds:
             pool.release(hold)
         return True
@@ -48,4 +51,8 @@ class Leases:
             pool.expire_holds()
         for request_id in list(self.holds):
             if all(hold.released for _, hold in self.holds[request_id]):
-                del self.holds[request_id]
+                self.forget(request_id)
+
+    def forget(self, request_id: str) -> None:
+        del self.holds[request_id]
+        del self.load_ids[request_id]

@@ -39,6 +39,7 @@ class LoadData(msgspec.Struct):
     """Blocks that a connector is to fill with tokens first .. last-1 of a request, once clears and copies are made.
 
     `token_ids`: the first `last` tokens. `block_ids`: the whole table per group, 0 where nothing is needed.
+    `load_id`: no other load of the scheduler has it, though request ids come again.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class LoadData(msgspec.Struct):
     last: int
     token_ids: list[int]
     block_ids: tuple[list[int], ...]
+    load_id: int = -1
 
 
 class SchedulerOutput(msgspec.Struct):

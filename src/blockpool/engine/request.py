@@ -101,6 +101,7 @@ class EngineRequest(Request):
         self.is_loading = False
         self.may_load = True
         self.num_failed_loads = 0
+        self.load_id = -1  # of the load that was planned last
         self.connector_answer: object = None  # the connector's own, kept as long as the request
         self.restarted_at = 0  # its length when it did not fit any more, and was preempted to see if it does afresh
         self.epoch = 0  # grows when it loses its blocks: what steps in flight give is of another life then

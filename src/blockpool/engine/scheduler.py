@@ -81,6 +81,7 @@ class Scheduler:
         self._is_planning = False
         self._failure: BaseException | None = None  # of a hook, while steps are settled
         self._num_added = 0
+        self._num_loads = 0
         self._next_step = 0
         self._acknowledged = -1
         self._victims_fence = -1  # the last at which blocks of a preempted request come
@@ -506,12 +507,12 @@ class Scheduler:
     # -- admission -----------------------------------------------------------------------------------
 
     def _admit(self, step: Step) -> None:
-        """Those that wait, in their order; who can never run is ended, and who waits for others' states lets those
-        behind him pass.
+        """Those that wait, in their order; who can never run is ended, and who waits for others' states, or for a
+        connector's answer, lets those behind him pass: as many as may run at all, or each step would ask thousands.
         """
         waiting = self.waiting.requests
         at = 0
-        while at < len(waiting) and step.budget > 0 and len(self.running) < self.max_num_seqs:
+        while at < min(len(waiting), self.max_num_seqs) and step.budget > 0 and len(self.running) < self.max_num_seqs:
             request = waiting[at]
             if not self._enter(step, request):
                 break
@@ -625,20 +626,26 @@ class Scheduler:
         request.last_step = step.step_id
         first, last = hit.num_tokens, request.num_computed_tokens
         blocks = self.manager.get_block_ids(request)
-        step.loads.append(LoadData(request.request_id, first, last, request.tokens[:last], blocks))
+        request.load_id = self._num_loads
+        self._num_loads += 1
+        step.loads.append(LoadData(request.request_id, first, last, request.tokens[:last], blocks, request.load_id))
         return True
 
-    def finished_recving(self, request_id: str, num_tokens: int | tuple[int, ...] | None = None) -> bool:
+    def finished_recving(
+        self, request_id: str, num_tokens: int | tuple[int, ...] | None = None, load_id: int = -1
+    ) -> bool:
         """A load is complete: the request runs from the next step on, and others find what it brought. False for one
         that is not awaited (`num_late_reports`): blocks that were kept for it are given back.
 
         `num_tokens`: as far as all is there, in one number or per group, if that is not all: others find that, and
         the request looks again from there. Nothing is written any more in any case. A request of which three loads
-        have failed is computed. Raises EngineRequestError for numbers that the load cannot have reached.
+        have failed is computed. `load_id`: which load it was; a report without it is of the newest one. Raises
+        EngineRequestError for numbers that the load cannot have reached.
         """
         self._must_not_be_planning("finished_recving")
         request = self.requests.get(request_id)
-        if request is not None and request.is_loading and num_tokens is not None:
+        is_newest = request is not None and request.is_loading and load_id in (-1, request.load_id)
+        if request is not None and is_newest and num_tokens is not None:
             reached = num_tokens if isinstance(num_tokens, tuple) else (num_tokens,) * len(self.manager.managers)
             most = request.num_computed_tokens
             if len(reached) != len(self.manager.managers) or min(reached) < 0 or max(reached) > most:
@@ -650,28 +657,29 @@ class Scheduler:
                 self.manager.cache_blocks(request, reached)
                 self._load_again(request)
                 return True
-        if not self._is_awaited(request_id) or request is None:
+        if not self._is_awaited(request_id, load_id) or request is None:
             return False
         request.is_loading = False
         request.state = RequestState.RUNNING
         self.manager.cache_blocks(request, request.num_computed_tokens)
         return True
 
-    def failed_recving(self, request_id: str) -> bool:
+    def failed_recving(self, request_id: str, load_id: int = -1) -> bool:
         """A load has failed, and nothing is written any more: the request waits again, and computes all itself."""
         self._must_not_be_planning("failed_recving")
         request = self.requests.get(request_id)
-        if not self._is_awaited(request_id) or request is None:
+        if not self._is_awaited(request_id, load_id) or request is None:
             return False
         request.num_failed_loads = MOST_LOADS
         self._load_again(request)
         return True
 
-    def _is_awaited(self, request_id: str) -> bool:
+    def _is_awaited(self, request_id: str, load_id: int) -> bool:
         """Whether somebody waits for a load; one of an aborted request has ended now, a late one is counted."""
         request = self.requests.get(request_id)
-        if not self._leases.end(request_id) and request is not None and request.is_loading:
-            return True
+        if not self._leases.end(request_id, load_id) and request is not None and request.is_loading:
+            if load_id in (-1, request.load_id):
+                return True
         self.num_late_reports += 1
         return False
 

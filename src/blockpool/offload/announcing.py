@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from blockpool.cache import KVCacheManager, StoredBlocks
 from blockpool.managers import SlidingWindowSpec
+from blockpool.offload.errors import OffloadError
 from blockpool.offload.namespace import digest_of, group_of
 from blockpool.offload.tier import ChangeKind, Tier
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
@@ -20,6 +21,15 @@ class Origin(NamedTuple):
 
 
 FEW = 10_000
+
+
+@runtime_checkable
+class HasKeys(Protocol):
+    """A tier that can say all that it holds."""
+
+    def keys(self) -> list[bytes]: ...
+
+
 UNKNOWN = Origin(None, ())
 
 
@@ -28,7 +38,7 @@ class Announcer:
     tokens.
     """
 
-    def __init__(self, manager: KVCacheManager, tiers: Sequence[Tier]) -> None:
+    def __init__(self, manager: KVCacheManager, tiers: Sequence[Tier], prefix: bytes) -> None:
         self._specs = [group.kv_cache_spec for group in manager.config.kv_cache_groups]
         self._block_sizes = [one.block_size for one in manager.managers]
         self._tiers = [tier for tier in tiers if not tier.is_remote]
@@ -36,8 +46,24 @@ class Announcer:
         self._origins: dict[bytes, Origin] = {}
         self._most_origins = FEW
         self._events: list[KVCacheEvent] = []
+        self._prefix = prefix
+        taken = [tier.name for tier in self._tiers if tier.reports_changes]
+        if taken:
+            raise OffloadError(
+                f"the events of tiers {taken} are taken by another Offloader: only one can announce them"
+            )
         for tier in self._tiers:
             tier.reports_changes = True
+            tier.take_changes()
+            for key in tier.keys() if isinstance(tier, HasKeys) else ():  # what it kept over a restart
+                if key.startswith(prefix):
+                    self._events.append(self._stored(tier, key))
+
+    def close(self) -> None:
+        """Nobody takes the changes any more."""
+        for tier in self._tiers:
+            tier.reports_changes = False
+            tier.take_changes()
 
     def note(self, blocks: StoredBlocks, keys: Sequence[bytes]) -> None:
         """Where these pages come from, should a tier take them."""
@@ -53,6 +79,8 @@ class Announcer:
         """Turn what tiers report into events."""
         for tier in self._tiers:
             for kind, key in tier.take_changes():
+                if kind is not ChangeKind.CLEARED and not key.startswith(self._prefix):
+                    continue  # another engine's, which cannot be read here
                 if kind is ChangeKind.STORED:
                     self._events.append(self._stored(tier, key))
                 elif kind is ChangeKind.REMOVED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -16,11 +17,13 @@ from blockpool.offload.memory import BlockMemory
 from blockpool.offload.namespace import Namespace
 from blockpool.offload.storing import Storer, StoreWhen
 from blockpool.offload.tier import Loaded, Tier
-from blockpool.offload.transfers import LoadJob, StoreJob, TransferEngine
+from blockpool.offload.transfers import Job, LoadJob, StoreJob, TransferEngine
 from blockpool.pool import KVCacheEvent
 
 MOST_FAILURES = 100
+MOST_ASKED = 64  # questions to servers at a time
 ANSWERS_HOLD = 64  # steps
+NOBODY = ("", -2)
 
 
 class LoadFailure(msgspec.Struct, frozen=True):
@@ -49,7 +52,7 @@ class Answer:
         self.wanted: list[Wanted] = []  # pages, once they are asked for
         self.key_set: frozenset[bytes] = frozenset()  # theirs, once they may be loaded
         self.claimed_at = -1  # the poll since which it may, for as long as there is no other
-        self.absent: list[tuple[int, bytes]] = []  # remote tiers, by number, and what they have not
+        self.errors: list[str] = []  # what tiers raised, by name
 
 
 class Offloader:
@@ -86,6 +89,8 @@ class Offloader:
             raise OffloadError(f"tiers need names of their own, not {names}")
         if not manager.tells_stored:
             raise OffloadError("make the cache with tells_stored=True: it must say what can be stored")
+        if manager.stored_for is not None:
+            raise OffloadError("the cache has an Offloader already: each block that it stores is named to one")
         if guard not in ("watch", "hold"):
             raise OffloadError(f'guard must be "watch" or "hold", not {guard!r}')
         for name, count in (("evict_ahead", evict_ahead), ("most_pages", most_pages)):
@@ -93,6 +98,7 @@ class Offloader:
                 raise OffloadError(f"{name} must be at least 1, not {count}")
         if num_threads < 0:
             raise OffloadError(f"num_threads must not be negative, not {num_threads}")
+        whens = [StoreWhen.parse(when_of(store_when, tier.name, names)) for tier in tiers]
         num_groups = len(manager.managers)
         for tier in tiers:
             for group_id, one in enumerate(manager.managers):
@@ -107,26 +113,29 @@ class Offloader:
         self.losses: Counter[str] = Counter()  # pages that were not stored or not loaded, by why
         self.load_failures: list[LoadFailure] = []  # the newest hundred
         self.num_loaded_tokens = 0
+        self._announcer = Announcer(manager, self.tiers, namespace.prefix) if events else None
         self.transfers = TransferEngine(memory, tiers, num_groups, num_threads, most_pages)
-        self._announcer = Announcer(manager, self.tiers) if events else None
         self._storer = Storer(
             manager,
             self.tiers,
             self.transfers,
             namespace.prefix,
-            [StoreWhen.parse(when_of(store_when, tier.name, names)) for tier in tiers],
+            whens,
             guard == "hold",
             evict_ahead,
             self.losses,
             self._announcer,
         )
+        manager.stored_for = self
         self._finder = Finder(manager, namespace.prefix)
         self._has_remote = any(tier.is_remote for tier in tiers)
         self._asked: deque[Answer] = deque()  # of remote tiers, that were not answered yet
-        self._loads: dict[str, LoadJob] = {}
+        self._loads: dict[int, LoadJob] = {}  # by load id
         self._claimed: dict[str, Answer] = {}  # of requests that may be loaded in the step that is planned
         self._aborted: set[str] = set()  # whose load was planned, and not begun
-        self._failed: list[str] = []  # to be told with the next poll
+        self._ended: deque[Job] = deque()
+        self._failed: list[tuple[str, int]] = []  # loads to be told with the next poll
+        self._waits_for_room = NOBODY  # who is next when there is room to load, and the poll at which it asked
         self._num_polls = 0
         self._is_closed = False
 
@@ -147,8 +156,7 @@ class Offloader:
             self._find(request, answer)
         if answer.furthest is None:
             return None
-        self._storer.forget(answer.absent)
-        answer.absent = []
+        self._note_errors(answer)
         external = answer.furthest - num_computed_tokens
         if external > 0 and self._must_wait(request, answer):
             return None
@@ -156,11 +164,11 @@ class Offloader:
 
     def load_aborted(self, request_id: str) -> None:
         """See Connector: nothing is written into its blocks from now on."""
-        job = self._loads.get(request_id)
-        if job is None:
-            self._aborted.add(request_id)
-        else:
+        jobs = [job for job in self._loads.values() if job.request_id == request_id and not job.is_cancelled]
+        for job in jobs:
             job.cancel()
+        if not jobs:
+            self._aborted.add(request_id)
 
     # -- what an engine calls --------------------------------------------------------------------------
 
@@ -171,7 +179,7 @@ class Offloader:
             answer = claimed.get(load.request_id)
             if load.request_id in self._aborted or answer is None or self._is_closed:
                 self._aborted.discard(load.request_id)
-                self._failed.append(load.request_id)
+                self._failed.append((load.request_id, load.load_id))
             else:
                 self._begin(load, answer)
 
@@ -179,11 +187,12 @@ class Offloader:
         """See Transfers. What was computed since the last call goes on its way down."""
         self._num_polls += 1
         num_told = 0
-        for request_id in self._failed:
-            scheduler.failed_recving(request_id)
+        while self._failed:
+            scheduler.failed_recving(*self._failed.pop())
             num_told += 1
-        self._failed.clear()
-        for job in self.transfers.take_done():
+        self._ended.extend(self.transfers.take_done())
+        while self._ended:  # one by one: what a hook raises leaves the others for the next call
+            job = self._ended.popleft()
             if isinstance(job, StoreJob):
                 self._storer.has_ended(job)
             else:
@@ -208,19 +217,26 @@ class Offloader:
             self.poll(scheduler)
 
     def sleep(self, scheduler: Scheduler, keep: Sequence[str] | None = None) -> CacheResetResult:
-        """The engine's memory is about to lose its content: what is computed goes down, the cache forgets, and tiers
-        that are not in `keep` (None: all stay) are cleared. Refused, with nothing changed but copies made, while
-        requests, pins or holds keep blocks: the answer names them. After waking, prompts load what was kept.
+        """The engine's memory is about to lose its content: what is to go down at completion or eviction goes, the
+        cache forgets, and tiers that are not in `keep` (None: all stay) are cleared. Refused while requests, pins or
+        holds keep blocks, with nothing changed but copies made: the answer names them. After waking, prompts load
+        what was kept. Raises OffloadError for tiers that are not there, and when all is done for those that cannot be
+        cleared now.
         """
         known = {tier.name for tier in self.tiers}
         if keep is not None and not set(keep) <= known:
             raise OffloadError(f"tiers to keep are {sorted(keep)}, there are {sorted(known)}")
         self.drain(scheduler)
+        while self._storer.gather(all_cached=True):
+            self.drain(scheduler)
         result = self.manager.reset_prefix_cache()
-        if result:
-            for tier in self.tiers:
-                if keep is not None and tier.name not in keep:
-                    tier.clear()
+        if result and keep is not None:
+            cleared = [tier for tier in self.tiers if tier.name not in keep]
+            for tier in cleared:
+                tier.clear()
+            left = [tier.name for tier in cleared if not getattr(tier, "is_reachable", True)]
+            if left:
+                raise OffloadError(f"tiers {left} cannot be reached, and may have pages still; all else is asleep")
         return result
 
     def take_events(self) -> list[KVCacheEvent]:
@@ -233,57 +249,42 @@ class Offloader:
         """End the threads, when what is queued is done; nothing is stored or loaded from then on, and `poll` tells of
         the last loads. The tiers are the caller's to close. Twice is once.
         """
+        if self._is_closed:
+            return
         self._is_closed = True
         self.transfers.close()
+        self.manager.stored_for = None
+        if self._announcer is not None:
+            self._announcer.close()
 
     # -- finding ---------------------------------------------------------------------------------------
 
     def _find(self, request: EngineRequest, answer: Answer) -> None:
         start = answer.num_computed_tokens
-        furthest = self._finder.furthest(request, start, self._look_up)
-        if not self._has_remote:
+        local = [tier for tier in self.tiers if not tier.is_remote]
+        furthest = self._finder.furthest(request, start, partial(look_up_in, local, answer.errors))
+        most = request.num_tokens - 1
+        if not self._has_remote or furthest + self._finder.alignment > most:
             answer.furthest = furthest
-            return
-        finder = self._finder
-        remote = [(number, tier) for number, tier in enumerate(self.tiers) if tier.is_remote]
+        elif len(self._asked) < MOST_ASKED:
+            self._asked.append(answer)
+            self.transfers.ask(partial(self._ask, request, answer, furthest))
+        else:
+            request.connector_answer = None  # it is asked in a later step
 
-        def ask() -> None:
-            def look_up(keys: Sequence[bytes]) -> list[bool]:
-                found = self._look_up(keys)
-                for number, tier in remote:
-                    missing = [at for at, here in enumerate(found) if not here]
-                    if missing:
-                        there = tier.lookup([keys[at] for at in missing])
-                        for at, here in zip(missing, there, strict=True):
-                            found[at] = here
-                        answer.absent += [(number, keys[at]) for at in missing if not found[at]]
-                return found
+    def _ask(self, request: EngineRequest, answer: Answer, furthest: int) -> None:
+        """In a thread: with what servers have too. `furthest`: without them."""
+        try:
+            look_up = partial(look_up_in, self.tiers, answer.errors)
+            furthest = self._finder.furthest(request, answer.num_computed_tokens, look_up)
+        finally:
+            answer.furthest = furthest
+            self.transfers.wake()
 
-            reached = furthest
-            try:
-                reached = finder.furthest(request, start, look_up)
-            finally:
-                answer.furthest = reached
-                self.transfers.wake()
-
-        self._asked.append(answer)
-        self.transfers.ask(ask)
-
-    def _look_up(self, keys: Sequence[bytes]) -> list[bool]:
-        """In the tiers that answer at once."""
-        found = [False] * len(keys)
-        for tier in self.tiers:
-            if tier.is_remote:
-                continue
-            if not any(found):
-                found = tier.lookup(keys)
-            elif not all(found):
-                missing = [at for at, here in enumerate(found) if not here]
-                for at, here in zip(missing, tier.lookup([keys[at] for at in missing]), strict=True):
-                    found[at] = here
-            else:
-                break
-        return found
+    def _note_errors(self, answer: Answer) -> None:
+        for name in answer.errors:
+            self.losses[f"lookup: {name}"] += 1
+        answer.errors = []
 
     def _awaits_answers(self) -> bool:
         while self._asked and self._asked[0].furthest is not None:
@@ -298,15 +299,20 @@ class Offloader:
         if len(answer.wanted) > 1:
             keys = [key for wanted in answer.wanted for key in wanted.keys]
         for job in self._loads.values():
-            if not job.key_set.isdisjoint(keys):
+            if not job.is_cancelled and not job.key_set.isdisjoint(keys):
                 job.shared_by.add(request.request_id)
                 return True
         for request_id, other in self._claimed.items():
             is_current = other.claimed_at == self._num_polls and request_id != request.request_id
             if is_current and not other.key_set.isdisjoint(keys):
                 return True
-        if not self.transfers.can_load(len(keys)):
+        waiting_id, since = self._waits_for_room
+        is_first = waiting_id == request.request_id or since < self._num_polls - 1
+        if not is_first or not self.transfers.can_load(len(keys)):
+            if is_first:
+                self._waits_for_room = request.request_id, self._num_polls
             return True
+        self._waits_for_room = NOBODY
         answer.key_set = frozenset(keys)
         answer.claimed_at = self._num_polls
         self._claimed[request.request_id] = answer
@@ -316,7 +322,7 @@ class Offloader:
 
     def _begin(self, load: LoadData, answer: Answer) -> None:
         answer.request.connector_answer = None  # it will ask anew, if ever
-        job = LoadJob(load.request_id, load.first, load.last)
+        job = LoadJob(load.request_id, load.load_id, load.first, load.last)
         all_wanted = answer.wanted
         if load.first != answer.num_computed_tokens or load.last != answer.furthest:
             all_wanted = self._finder.wanted(answer.request, load.first, load.last)
@@ -335,28 +341,44 @@ class Offloader:
             else:
                 job.add(manager.group_id, blocks, keys, starts)
         job.is_complete()
-        self._loads[load.request_id] = job
+        self._loads[load.load_id] = job
         self.transfers.load(job)
 
     def _load_has_ended(self, job: LoadJob, scheduler: Scheduler) -> None:
-        request_id = job.request_id
-        del self._loads[request_id]
+        request_id, load_id = job.request_id, job.load_id
+        del self._loads[load_id]
+        for name in job.errors:
+            self.losses[f"load: {name}"] += 1
         if job.is_cancelled:
-            scheduler.failed_recving(request_id)
+            scheduler.failed_recving(request_id, load_id)
             return
         reached = job.reached(len(self.manager.managers))
         if min(reached) == job.last:
             self.num_loaded_tokens += job.last - job.first
-            scheduler.finished_recving(request_id)
+            scheduler.finished_recving(request_id, load_id=load_id)
             return
         reasons = Counter(outcome.value for outcome in job.outcomes if outcome is not Loaded.OK)
         for reason, count in reasons.items():
             self.losses[f"load: {reason}"] += count
-        if job.error is not None:
-            self.losses[f"load: {type(job.error).__name__}"] += 1
         failure = LoadFailure(request_id, job.first, job.last, reached, dict(reasons), tuple(sorted(job.shared_by)))
         self.load_failures = [*self.load_failures[1 - MOST_FAILURES :], failure]
-        scheduler.finished_recving(request_id, reached)
+        scheduler.finished_recving(request_id, reached, load_id)
+
+
+def look_up_in(tiers: Sequence[Tier], errors: list[str], keys: Sequence[bytes]) -> list[bool]:
+    """Which of these pages some tier has; names of what tiers raise go to `errors`."""
+    found = [False] * len(keys)
+    for tier in tiers:
+        missing = [at for at, here in enumerate(found) if not here]
+        if not missing:
+            break
+        try:
+            there = tier.lookup([keys[at] for at in missing])
+            for at, here in zip(missing, there, strict=True):
+                found[at] = here
+        except Exception as error:  # a tier that breaks its promise has nothing
+            errors.append(type(error).__name__)
+    return found
 
 
 def when_of(store_when: str | Mapping[str, str], name: str, names: Sequence[str]) -> str:

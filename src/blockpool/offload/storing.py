@@ -13,8 +13,7 @@ from blockpool.offload.errors import OffloadError
 from blockpool.offload.namespace import GROUP_BYTES
 from blockpool.offload.tier import Tier
 from blockpool.offload.transfers import StoreJob, TransferEngine
-
-MOST_KNOWN = 1 << 16  # keys that a tier which cannot be asked at once was given lately
+from blockpool.pool import BlockPool
 
 
 class StoreWhen(msgspec.Struct, frozen=True):
@@ -64,10 +63,10 @@ class Storer:
         self._losses = losses
         self._announcer = announcer
         self._storing: set[bytes] = set()  # keys that are on their way
-        self._given: list[dict[bytes, None]] = [{} for _ in tiers]  # what remote tiers were given, oldest first
         self._hits: list[dict[int, tuple[int, int]]] = [{} for _ in manager.pools]  # block -> incarnation, hits
         self._seen: list[int] = [-1] * len(manager.pools)  # versions
-        self._clean: list[dict[int, int]] = [{} for _ in manager.pools]  # block -> incarnation, stored or tried
+        self._clean: list[dict[int, int]] = [{} for _ in manager.pools]  # block -> incarnation, sent or there
+        self._late: list[dict[int, int]] = [{} for _ in manager.pools]  # neither yet, for want of room
 
     @property
     def is_idle(self) -> bool:
@@ -75,8 +74,11 @@ class Storer:
 
     # -- gathering -------------------------------------------------------------------------------------
 
-    def gather(self) -> None:
-        """Send on their way what the last steps have made ready. Never waits: what there is no room for is lost."""
+    def gather(self, all_cached: bool = False) -> bool:
+        """Send on their way what the last steps have made ready. Never waits: what there is no room for is lost, but
+        at eviction, where it is tried until it is handed out. `all_cached`: all is about to be evicted. Whether
+        there was anything.
+        """
         job = StoreJob()
         stored = self._manager.take_stored()
         for blocks in stored:
@@ -87,13 +89,14 @@ class Storer:
         if self._at_hits:
             for hit in hits:
                 self._hit(job, hit)
-        self._send(job, self._holds)
+        is_any = self._send(job, self._holds)
         if self._at_eviction:
             job = StoreJob()
-            self._about_to_go(job)
-            self._send(job, False)  # nobody could be given those blocks if they were held
+            self._about_to_go(job, all_cached)
+            is_any = self._send(job, False) or is_any  # held, those blocks could be given to nobody
         if self._announcer is not None:
             self._announcer.collect()
+        return is_any
 
     def _note_origins(self, blocks: StoredBlocks) -> None:
         if self._announcer is not None:
@@ -118,38 +121,57 @@ class Storer:
                 counts[block] = (turn, count)
                 targets = [at for at, least in self._at_hits if count >= least]
                 if targets:
-                    self._add_cached(job, manager.pool.get_block_hashes(block), block, targets)
+                    for group, key in self._whole_keys(manager.pool, block):
+                        self._add(job, group, [block], [key], targets)
 
-    def _about_to_go(self, job: StoreJob) -> None:
+    def _about_to_go(self, job: StoreJob, all_cached: bool) -> None:
         for number, pool in enumerate(self._manager.pools):
-            if pool.version == self._seen[number]:
+            late = self._late[number]
+            if pool.version == self._seen[number] and not late and not all_cached:
                 continue
             self._seen[number] = pool.version
-            clean = self._clean[number]
-            ahead = pool.next_evicted(self._evict_ahead)
+            ahead = pool.next_evicted(pool.num_gpu_blocks if all_cached else self._evict_ahead)
             turns = dict(zip(ahead, pool.get_incarnations(ahead), strict=True))
+            if late:
+                known = list(late)
+                now = pool.get_incarnations(known)
+                self._losses["store: too late"] += sum(
+                    turn != late[block] for block, turn in zip(known, now, strict=True)
+                )
+            clean, self._clean[number], self._late[number] = self._clean[number], {}, {}
             for block, turn in turns.items():
-                if clean.get(block) != turn:
-                    self._add_cached(job, pool.get_block_hashes(block), block, self._at_eviction)
-            self._clean[number] = turns
+                is_clean = clean.get(block) == turn or self._goes(job, pool, block)
+                (self._clean if is_clean else self._late)[number][block] = turn
 
-    def _add_cached(self, job: StoreJob, hashes: list[tuple[bytes, int]], block: int, targets: Sequence[int]) -> None:
-        """A block under the keys that name all of it."""
-        for key, covered in hashes:
+    def _goes(self, job: StoreJob, pool: BlockPool, block: int) -> bool:
+        """Whether a block that is about to be evicted is on its way into all tiers that want it, or there."""
+        room = self._transfers.room_to_store() - len(job.keys)
+        goes = True
+        for group_id, key in self._whole_keys(pool, block):
+            lacking = self._lacking([key], self._at_eviction)
+            if lacking and (key in self._storing or room <= 0):
+                goes = False
+            elif lacking:
+                room -= 1
+                self._storing.add(key)
+                job.add(group_id, [block], [key], [lacking[0]])
+        return goes
+
+    def _whole_keys(self, pool: BlockPool, block: int) -> list[tuple[int, bytes]]:
+        """The groups and keys that name all of a block."""
+        found: list[tuple[int, bytes]] = []
+        for key, covered in pool.get_block_hashes(block):
             group_id = int.from_bytes(key[-GROUP_BYTES:], "big")
             if covered % self._manager.managers[group_id].block_size == 0:
-                self._add(job, group_id, [block], [self._prefix + key], targets)
+                found.append((group_id, self._prefix + key))
+        return found
 
-    def _add(
-        self, job: StoreJob, group_id: int, block_ids: list[int], keys: list[bytes], targets: Sequence[int]
-    ) -> None:
-        """Those pages that some tier lacks, as far as there is room."""
-        storing = self._storing
+    def _lacking(self, keys: list[bytes], targets: Sequence[int]) -> dict[int, tuple[int, ...]]:
+        """By place, the tiers that lack a page. Those that cannot be asked at once may have it."""
         lacking: dict[int, tuple[int, ...]] = {}
         for number in targets:
             tier = self._tiers[number]
-            given = self._given[number]
-            here = [key in given for key in keys] if tier.is_remote else tier.lookup(keys)
+            here = [False] * len(keys) if tier.is_remote else self._look_up(tier, keys)
             if not lacking:
                 only = (number,)
                 lacking = {at: only for at, is_here in enumerate(here) if not is_here}
@@ -157,6 +179,21 @@ class Storer:
                 for at, is_here in enumerate(here):
                     if not is_here:
                         lacking[at] = (*lacking.get(at, ()), number)
+        return lacking
+
+    def _look_up(self, tier: Tier, keys: list[bytes]) -> list[bool]:
+        try:
+            return tier.lookup(keys)
+        except Exception as error:  # a tier that breaks its promise
+            self._losses[f"lookup: {type(error).__name__}"] += 1
+            return [False] * len(keys)
+
+    def _add(
+        self, job: StoreJob, group_id: int, block_ids: list[int], keys: list[bytes], targets: Sequence[int]
+    ) -> None:
+        """Those pages that some tier lacks, as far as there is room."""
+        storing = self._storing
+        lacking = self._lacking(keys, targets)
         fresh = {keys[at]: at for at in lacking if keys[at] not in storing}  # a key may come twice
         room = self._transfers.room_to_store() - len(job.keys)
         if len(fresh) > room:
@@ -168,10 +205,12 @@ class Storer:
 
     # -- guarding --------------------------------------------------------------------------------------
 
-    def _send(self, job: StoreJob, holds: bool) -> None:
-        if job.keys:
-            self._guard(job, holds)
-            self._transfers.store(job)
+    def _send(self, job: StoreJob, holds: bool) -> bool:
+        if not job.keys:
+            return False
+        self._guard(job, holds)
+        self._transfers.store(job)
+        return True
 
     def _guard(self, job: StoreJob, holds: bool) -> None:
         """Until the job has ended: keep its blocks, or hear when one is handed out."""
@@ -203,19 +242,3 @@ class Storer:
             pool.release(hold)
         self._losses += job.losses
         self._storing.difference_update(job.keys)
-        for number, keys in job.given.items():
-            if self._tiers[number].is_remote:
-                self._remember(number, keys)
-
-    def forget(self, absent: Sequence[tuple[int, bytes]]) -> None:
-        """Remote tiers, by number, do not have these pages any more: they are stored again when they come by."""
-        for number, key in absent:
-            self._given[number].pop(key, None)
-
-    def _remember(self, number: int, keys: Sequence[bytes]) -> None:
-        given = self._given[number]
-        for key in keys:
-            given.pop(key, None)
-            given[key] = None
-        while len(given) > MOST_KNOWN:
-            del given[next(iter(given))]

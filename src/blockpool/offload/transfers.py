@@ -14,7 +14,6 @@ from blockpool.pool import BlockPool, Hold, ReuseHandle
 
 PIECE_BYTES = 4 << 20  # what a thread moves at a time
 MOST_PIECE_PAGES = 64
-ARRIVED = (Stored.OK, Stored.PRESENT)
 
 
 class LoadJob:
@@ -24,8 +23,9 @@ class LoadJob:
     `sources`: the tier that gave it, or -1. `shared_by`: requests that wait for these pages too.
     """
 
-    def __init__(self, request_id: str, first: int, last: int) -> None:
+    def __init__(self, request_id: str, load_id: int, first: int, last: int) -> None:
         self.request_id = request_id
+        self.load_id = load_id
         self.first = first
         self.last = last
         self.group_ids: list[int] = []
@@ -36,7 +36,7 @@ class LoadJob:
         self.sources: list[int] = []
         self.key_set: frozenset[bytes] = frozenset()
         self.shared_by: set[str] = set()
-        self.error: BaseException | None = None
+        self.errors: list[str] = []  # what tiers raised, by name
         self.is_cancelled = False
         self.num_pieces = 0
         self._lock = Lock()
@@ -80,8 +80,7 @@ class LoadJob:
 class StoreJob:
     """Blocks to be copied into tiers: parallel lists, one entry per page. `targets`: tiers by number.
 
-    `lost`: per group, blocks that were handed out before they were read. What came of it: `losses` counts what did
-    not arrive, by why; `given`: per tier by number, the keys that it has.
+    `lost`: per group, blocks that were handed out before they were read. `losses`: pages that did not arrive, by why.
     """
 
     def __init__(self) -> None:
@@ -93,7 +92,6 @@ class StoreJob:
         self.holds: list[tuple[BlockPool, Hold]] = []
         self.lost: list[set[int]] = []
         self.losses: Counter[str] = Counter()
-        self.given: dict[int, list[bytes]] = {}
         self.num_pieces = 0
         self._lock = Lock()
 
@@ -107,19 +105,18 @@ class StoreJob:
     def is_lost(self, at: int) -> bool:
         return self.block_ids[at] in self.lost[self.group_ids[at]]
 
-    def count(self, losses: Counter[str], given: dict[int, list[bytes]]) -> None:
-        """What came of some of its pages."""
+    def count(self, losses: Counter[str]) -> None:
+        """Of some of its pages."""
         with self._lock:
             self.losses += losses
-            for number, keys in given.items():
-                self.given.setdefault(number, []).extend(keys)
 
 
 Job = LoadJob | StoreJob
 
 
 class TransferEngine:
-    """`num_threads` threads for loads and as many for stores, so that neither waits for the other.
+    """`num_threads` threads for loads and as many for stores, so that neither waits for the other; and one for
+    questions to servers, which no transfer waits for.
 
     At most `most_pages` pages in each direction are queued or moved at a time: `has_room` says whether some more may
     be submitted. What ends is in `take_done`.
@@ -146,13 +143,16 @@ class TransferEngine:
         self._lock = Lock()
         self._loads: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._stores: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._threads = [
-            Thread(target=self._work, args=(queue,), name=f"blockpool-{name}-{number}", daemon=True)
-            for queue, name in ((self._loads, "load"), (self._stores, "store"))
-            for number in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._questions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads: list[tuple[Thread, SimpleQueue[Callable[[], None] | None]]] = []
+        queues = [(self._loads, "load", num_threads), (self._stores, "store", num_threads)]
+        if any(tier.is_remote for tier in tiers):
+            queues.append((self._questions, "question", min(1, num_threads)))
+        for queue, name, count in queues:
+            for number in range(count):
+                thread = Thread(target=work, args=(queue,), name=f"blockpool-{name}-{number}", daemon=True)
+                thread.start()
+                self._threads.append((thread, queue))
 
     # -- asking: one thread, that of the steps ---------------------------------------------------------
 
@@ -178,8 +178,8 @@ class TransferEngine:
         self._submit(job, self._stores, self._store_piece)
 
     def ask(self, question: Callable[[], None]) -> None:
-        """Have something done by a thread that loads, as a lookup that waits for a server."""
-        self._loads.put(question)
+        """Have something done by the thread that may wait for servers. It must not raise."""
+        self._questions.put(question)
 
     def take_done(self) -> list[Job]:
         """The jobs that have ended since the last call."""
@@ -204,9 +204,9 @@ class TransferEngine:
 
     def close(self) -> None:
         """What is queued is still done. Twice is once."""
-        for thread in self._threads:
-            (self._loads if "-load-" in thread.name else self._stores).put(None)
-        for thread in self._threads:
+        for _, queue in self._threads:
+            queue.put(None)
+        for thread, _ in self._threads:
             thread.join()
         self._threads = []
 
@@ -222,13 +222,6 @@ class TransferEngine:
             queue.put(partial(move, job, piece))
 
     # -- moving: in threads ----------------------------------------------------------------------------
-
-    def _work(self, queue: SimpleQueue[Callable[[], None] | None]) -> None:
-        while True:
-            task = queue.get()
-            if task is None:
-                return
-            task()
 
     def _end(self, job: Job) -> None:
         self._done.append(job)
@@ -261,59 +254,96 @@ class TransferEngine:
             pages = dict(zip(piece, self._pages(job, piece), strict=True))
             left = list(piece)
             for number, tier in enumerate(self.tiers):
-                asked = list(left)
-                if not asked or job.is_cancelled:
+                if not left or job.is_cancelled:
                     break
-                outcomes = tier.load([job.keys[at] for at in asked], [pages[at] for at in asked])
-                for at, outcome in zip(asked, outcomes, strict=True):
-                    if outcome is Loaded.OK:
-                        if not job.write(self.memory, at, pages[at]):
-                            return
-                        job.sources[at] = number
-                        left.remove(at)
-                    if outcome is not Loaded.MISSING:
-                        job.outcomes[at] = outcome
-            self._promote(job, piece, pages)
-        except Exception as error:  # of a tier or a memory that breaks its promise: the pages are not there
-            job.error = error
+                left = self._load_from(tier, number, job, left, pages)
+            if not job.is_cancelled:
+                self._promote(job, piece, pages)
+        except Exception as error:  # of a memory that breaks its promise: what is not there is not there
+            job.errors.append(type(error).__name__)
         finally:
             self._piece_has_ended(job)
+
+    def _load_from(
+        self, tier: Tier, number: int, job: LoadJob, asked: list[int], pages: dict[int, memoryview]
+    ) -> list[int]:
+        """Those pages that this tier did not give."""
+        try:
+            outcomes = tier.load([job.keys[at] for at in asked], [pages[at] for at in asked])
+        except Exception as error:  # a tier that breaks its promise: the others are asked all the same
+            job.errors.append(type(error).__name__)
+            outcomes = [Loaded.UNREACHABLE] * len(asked)
+        left: list[int] = []
+        for at, outcome in zip(asked, outcomes, strict=True):
+            if outcome is Loaded.OK and job.write(self.memory, at, pages[at]):
+                job.outcomes[at] = outcome
+                job.sources[at] = number
+                continue
+            left.append(at)
+            if outcome is not Loaded.MISSING and outcome is not Loaded.OK:
+                job.outcomes[at] = outcome
+        return left
 
     def _promote(self, job: LoadJob, piece: range, pages: dict[int, memoryview]) -> None:
         """What a slower tier gave goes into the faster ones too, but for those that others own."""
         for number, tier in enumerate(self.tiers):
             up = [at for at in piece if job.sources[at] > number]
             if up and not tier.is_remote:
-                tier.store([job.keys[at] for at in up], [pages[at] for at in up])
+                try:
+                    tier.store([job.keys[at] for at in up], [pages[at] for at in up])
+                except Exception as error:
+                    job.errors.append(type(error).__name__)
 
     def _store_piece(self, job: Job, piece: range) -> None:
         assert isinstance(job, StoreJob)
         losses: Counter[str] = Counter()
-        given: dict[int, list[bytes]] = {}
         try:
+            down = [self._lacking(number, tier, job, piece, losses) for number, tier in enumerate(self.tiers)]
+            wanted = set().union(*down)
             pages: dict[int, memoryview] = {}
             for at, page in zip(piece, self._pages(job, piece), strict=True):
-                if not job.is_lost(at):
+                if at in wanted and not job.is_lost(at):
                     self.memory.read_page(job.group_ids[at], job.block_ids[at], page)
                     if not job.is_lost(at):  # it was nobody else's until it was all read
                         pages[at] = page
-            if len(pages) < len(piece):
-                losses["store: reused"] = len(piece) - len(pages)
-            for number, tier in enumerate(self.tiers):
-                down = [at for at in pages if number in job.targets[at]]
-                if down:
-                    keys = [job.keys[at] for at in down]
-                    outcomes = tier.store(keys, [pages[at] for at in down])
-                    taken = [
-                        key
-                        for key, outcome in zip(keys, outcomes, strict=True)
-                        if outcome is Stored.OK or outcome is Stored.PRESENT
-                    ]
-                    if len(taken) < len(keys):
-                        losses.update(f"store: {one.value}" for one in outcomes if one not in ARRIVED)
-                    given[number] = taken
-        except Exception as error:  # of a tier or a memory that breaks its promise: what is there is there
-            losses[f"store: {type(error).__name__}"] += 1
+            if len(pages) < len(wanted):
+                losses["store: reused"] = len(wanted) - len(pages)
+            for tier, places in zip(self.tiers, down, strict=True):
+                read = [at for at in places if at in pages]
+                if read:
+                    losses += store_in(tier, [job.keys[at] for at in read], [pages[at] for at in read])
+        except Exception as error:  # of a memory that breaks its promise
+            losses[f"store: {type(error).__name__}"] += len(piece)
         finally:
-            job.count(losses, given)
+            job.count(losses)
             self._piece_has_ended(job)
+
+    def _lacking(self, number: int, tier: Tier, job: StoreJob, piece: range, losses: Counter[str]) -> list[int]:
+        """The pages that are to go into a tier. A server is asked first what it has: it is not read for nothing."""
+        places = [at for at in piece if number in job.targets[at]]
+        if not places or not tier.is_remote:
+            return places
+        try:
+            there = tier.lookup([job.keys[at] for at in places])
+        except Exception as error:  # a tier that breaks its promise
+            losses[f"store: {type(error).__name__}"] += len(places)
+            return []
+        return [at for at, here in zip(places, there, strict=True) if not here]
+
+
+def work(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    """What a thread does until it is told to end."""
+    while True:
+        task = queue.get()
+        if task is None:
+            return
+        task()
+
+
+def store_in(tier: Tier, keys: list[bytes], pages: list[memoryview]) -> Counter[str]:
+    """Pages that did not arrive, by why."""
+    try:
+        outcomes = tier.store(keys, pages)
+    except Exception as error:  # a tier that breaks its promise: what is there is there
+        return Counter({f"store: {type(error).__name__}": len(keys)})
+    return Counter(f"store: {one.value}" for one in outcomes if one is not Stored.OK and one is not Stored.PRESENT)
