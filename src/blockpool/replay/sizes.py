@@ -124,9 +124,18 @@ def _largest(manager: KVCacheManager, shapes: set[tuple[int, int]], chunk: int, 
     for bound, prompt, output in sorted(bounds, reverse=True):
         if bound <= largest:
             break
-        held = blocks_held(manager, None, prompt, prompt + output, chunk, num_encoder_tokens)
-        largest = max(largest, max(blocks[0] for blocks in held))
+        if _drops_nothing(manager, prompt, prompt + output):
+            largest = bound  # it holds the most at its end
+        else:
+            held = blocks_held(manager, None, prompt, prompt + output, chunk, num_encoder_tokens)
+            largest = max(largest, max(blocks[0] for blocks in held))
     return largest
+
+
+def _drops_nothing(manager: KVCacheManager, num_prompt_tokens: int, num_tokens: int) -> bool:
+    """Whether no group gives a block back while a request runs."""
+    spans = [one.unread(num_tokens, num_prompt_tokens) for one in manager.managers]
+    return all(first >= last for first, last in spans)
 
 
 def default_pool_sizes(need: TraceNeed) -> list[int]:
