@@ -83,7 +83,7 @@ class TieredEngine(ShadowEngine):
         return super().schedule()
 
     def load(self) -> None:
-        loading = list(self.connection.offloader._loads)
+        loading = [job.request_id for job in self.connection.offloader._loads.values()]
         if loading and self.c.random() < self.case.abort_rate * 2:
             self.scheduler.abort([self.c.choice(loading)])
         super().load()

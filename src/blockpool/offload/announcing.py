@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from blockpool.cache import KVCacheManager, StoredBlocks
 from blockpool.managers import SlidingWindowSpec
 from blockpool.offload.errors import OffloadError
+from blockpool.offload.finding import look_up_in
 from blockpool.offload.namespace import digest_of, group_of
 from blockpool.offload.tier import ChangeKind, Tier
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
@@ -103,7 +104,7 @@ class Announcer:
         group_id = group_of(key)
         if self._managers[group_id].pool.get_cached_block(digest_of(key), [group_id]) is not None:
             return True
-        return any(tier.lookup([key])[0] for tier in self._tiers)
+        return look_up_in(self._tiers, [], [key])[0]
 
     def _stored(self, tier: Tier, key: bytes) -> BlockStored:
         origin = self._origins.get(key, UNKNOWN)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from blockpool.cache import KVCacheManager, Request
 from blockpool.managers import SingleTypeKVCacheManager
 from blockpool.offload.namespace import GROUP_BYTES
+from blockpool.offload.tier import Tier
 
 AT_A_TIME = 64  # keys per question, of a group that reads everything: the first that is missing ends it
 
@@ -34,6 +35,22 @@ class Keys:
             prefix + digests[end - width : end] + group
             for end in range((first + 1) * stride, (last + 1) * stride, stride)
         ]
+
+
+def look_up_in(tiers: Sequence[Tier], errors: list[str], keys: Sequence[bytes]) -> list[bool]:
+    """Which of these pages some tier has; names of what tiers raise go to `errors`."""
+    found = [False] * len(keys)
+    for tier in tiers:
+        missing = [at for at, here in enumerate(found) if not here]
+        if not missing:
+            break
+        try:
+            there = tier.lookup([keys[at] for at in missing])
+            for at, here in zip(missing, there, strict=True):
+                found[at] = here
+        except Exception as error:  # a tier that breaks its promise has nothing
+            errors.append(type(error).__name__)
+    return found
 
 
 class Wanted(NamedTuple):

@@ -12,7 +12,7 @@ from blockpool.cache import CacheResetResult, KVCacheManager
 from blockpool.engine import EngineRequest, LoadData, Scheduler, SchedulerOutput
 from blockpool.offload.announcing import Announcer
 from blockpool.offload.errors import OffloadError
-from blockpool.offload.finding import Finder, Wanted
+from blockpool.offload.finding import Finder, Wanted, look_up_in
 from blockpool.offload.memory import BlockMemory
 from blockpool.offload.namespace import Namespace
 from blockpool.offload.storing import Storer, StoreWhen
@@ -363,22 +363,6 @@ class Offloader:
         failure = LoadFailure(request_id, job.first, job.last, reached, dict(reasons), tuple(sorted(job.shared_by)))
         self.load_failures = [*self.load_failures[1 - MOST_FAILURES :], failure]
         scheduler.finished_recving(request_id, reached, load_id)
-
-
-def look_up_in(tiers: Sequence[Tier], errors: list[str], keys: Sequence[bytes]) -> list[bool]:
-    """Which of these pages some tier has; names of what tiers raise go to `errors`."""
-    found = [False] * len(keys)
-    for tier in tiers:
-        missing = [at for at, here in enumerate(found) if not here]
-        if not missing:
-            break
-        try:
-            there = tier.lookup([keys[at] for at in missing])
-            for at, here in zip(missing, there, strict=True):
-                found[at] = here
-        except Exception as error:  # a tier that breaks its promise has nothing
-            errors.append(type(error).__name__)
-    return found
 
 
 def when_of(store_when: str | Mapping[str, str], name: str, names: Sequence[str]) -> str:
