@@ -240,5 +240,6 @@ class Storer:
             guard.done()
         for pool, hold in job.holds:
             pool.release(hold)
-        self._losses += job.losses
+        if job.losses:
+            self._losses.update(job.losses)
         self._storing.difference_update(job.keys)

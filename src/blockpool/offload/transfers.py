@@ -107,8 +107,9 @@ class StoreJob:
 
     def count(self, losses: Counter[str]) -> None:
         """Of some of its pages."""
-        with self._lock:
-            self.losses += losses
+        if losses:
+            with self._lock:
+                self.losses.update(losses)
 
 
 Job = LoadJob | StoreJob
@@ -183,7 +184,6 @@ class TransferEngine:
 
     def take_done(self) -> list[Job]:
         """The jobs that have ended since the last call."""
-        self._arrived.clear()
         done: list[Job] = []
         while self._done:
             job = self._done.popleft()
@@ -196,7 +196,9 @@ class TransferEngine:
 
     def wait(self) -> None:
         """Return when something has ended that was not taken, or was answered."""
-        self._arrived.wait()
+        if not self._done:
+            self._arrived.wait()
+        self._arrived.clear()  # what has arrived meanwhile is polled before the next wait
 
     def wake(self) -> None:
         """Let `wait` return."""
@@ -311,7 +313,7 @@ class TransferEngine:
             for tier, places in zip(self.tiers, down, strict=True):
                 read = [at for at in places if at in pages]
                 if read:
-                    losses += store_in(tier, [job.keys[at] for at in read], [pages[at] for at in read])
+                    losses.update(store_in(tier, [job.keys[at] for at in read], [pages[at] for at in read]))
         except Exception as error:  # of a memory that breaks its promise
             losses[f"store: {type(error).__name__}"] += len(piece)
         finally:
