@@ -129,6 +129,6 @@ class House:
         assert self.pool.dump()["watchers"] == []
         assert self.offloader.transfers.is_idle
         assert self.offloader._storer.is_idle
-        assert not self.offloader._awaits_answers()
+        assert not self.offloader._num_asked()
         assert not self.offloader._loads
         assert not self.offloader._aborted

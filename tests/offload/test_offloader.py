@@ -737,3 +737,14 @@ def test_a_poll_between_a_plan_and_its_step_costs_no_load() -> None:
     house.poll()
     assert house.offloader.num_loaded_tokens == 16
     house.run()
+
+
+def test_a_server_is_asked_for_ever() -> None:
+    """Not for the first so many requests alone."""
+    tier = PlainTier(1000)
+    tier.is_remote = True
+    house = House([tier], usable_blocks=8)
+    for number in range(150):
+        house.run(prompt(f"r{number}", range(10 * (number % 75), 10 * (number % 75) + 9)))
+    assert house.offloader.num_loaded_tokens == 75 * 8
+    house.sound()

@@ -46,7 +46,7 @@ class Tiers(Connection):
 
     @property
     def is_busy(self) -> bool:
-        return not self.transfers.is_idle or bool(self.offloader._failed) or self.offloader._awaits_answers()
+        return not self.transfers.is_idle or bool(self.offloader._failed) or self.offloader._num_asked() > 0
 
     def carry_out(self, scheduler: Scheduler) -> None:
         if self.num_threads:

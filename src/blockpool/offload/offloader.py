@@ -204,7 +204,7 @@ class Offloader:
 
     def wait(self) -> None:
         """See Transfers."""
-        if not self.transfers.is_idle or self._awaits_answers():
+        if not self.transfers.is_idle or self._num_asked():
             self.transfers.wait()
 
     # -- life cycle ------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Offloader:
         most = request.num_tokens - 1
         if not self._has_remote or furthest + self._finder.alignment > most:
             answer.furthest = furthest
-        elif len(self._asked) < MOST_ASKED:
+        elif self._num_asked() < MOST_ASKED:
             self._asked.append(answer)
             self.transfers.ask(partial(self._ask, request, answer, furthest))
         else:
@@ -286,10 +286,11 @@ class Offloader:
             self.losses[f"lookup: {name}"] += 1
         answer.errors = []
 
-    def _awaits_answers(self) -> bool:
+    def _num_asked(self) -> int:
+        """Questions that were not answered yet: they are in their order."""
         while self._asked and self._asked[0].furthest is not None:
             self._asked.popleft()
-        return bool(self._asked)
+        return len(self._asked)
 
     def _must_wait(self, request: EngineRequest, answer: Answer) -> bool:
         """Others load some of its pages, or may in the same step, or more are loaded already than may be."""
