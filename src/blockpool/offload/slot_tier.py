@@ -63,7 +63,7 @@ class SlotTier(ABC):
         return self._shelf.keys()
 
     def load(self, keys: Sequence[bytes], pages: Sequence[memoryview]) -> list[Loaded]:
-        """A page of another length than its buffer is CORRUPT. Raises PageError."""
+        """A page of another length than its buffer stays, and is MISSING. Raises PageError."""
         views = pages_to_fill(keys, pages)
         with self._call():
             reads = self._shelf.begin_reads(keys)
@@ -73,7 +73,7 @@ class SlotTier(ABC):
                     if slot == NO_SLOT:
                         continue
                     view = views[place]
-                    results[place] = self._read(slot, view) if len(view) == num_bytes else Loaded.CORRUPT
+                    results[place] = self._read(slot, view) if len(view) == num_bytes else Loaded.MISSING
             finally:
                 self._wipe_and_release(self._shelf.end_reads(reads, results))
             return results
