@@ -189,6 +189,7 @@ class Shelf:
             find = self._index.get
             slots = [find(key, NO_SLOT) for key in keys]
             refused: list[Stored | None] = [None] * len(keys)
+            others = None if self._shares else self._others
             for place, slot in enumerate(slots):
                 if slot != NO_SLOT:
                     self._readers[slot] += 1
@@ -196,7 +197,7 @@ class Shelf:
             for place, key in enumerate(keys):
                 if slots[place] != NO_SLOT:
                     continue
-                slot = self._take(self._share_of(key) if self._shares else self._others)
+                slot = self._take(others or self._share_of(key))
                 if slot == NO_SLOT:
                     refused[place] = Stored.NO_ROOM
                     continue
@@ -225,7 +226,7 @@ class Shelf:
                     continue
                 key = keys[place]
                 self._writing.remove(slot)
-                is_void = slot in self._void
+                is_void = bool(self._void) and slot in self._void
                 if is_void:
                     self._void.remove(slot)
                 if not written[place]:
@@ -239,7 +240,8 @@ class Shelf:
                 else:
                     results[place] = Stored.OK
                     self._enter(slot, newest - place)
-                    self._note(ChangeKind.STORED, key)
+                    if self.reports_changes:
+                        self._note(ChangeKind.STORED, key)
             count_stores(self._stats, results, [self._num_bytes[slot] for slot in slots])
             return results, wipes
 
@@ -356,7 +358,8 @@ class Shelf:
         del self._index[key]
         self._used_bytes -= self._num_bytes[slot]
         self._stats.evicted_pages += 1
-        self._note(ChangeKind.REMOVED, key)
+        if self.reports_changes:
+            self._note(ChangeKind.REMOVED, key)
         return slot
 
     def _enter(self, slot: int, last_use: int) -> None:
