@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,41 @@ class Server:
             assert self.process.stdout is not None
             self.process.stdout.close()
             self.process = None
+
+
+class Parrot:
+    """Answers the same bytes to whatever is asked."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self.socket.getsockname()[1]}/0"
+        self.clients: list[socket.socket] = []
+        self.threads = [threading.Thread(target=self._accept)]
+        self.threads[0].start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self.socket.accept()
+                self.clients.append(client)
+                self.threads.append(threading.Thread(target=self._answer, args=(client,)))
+                self.threads[-1].start()
+
+    def _answer(self, client: socket.socket) -> None:
+        with suppress(OSError), client:
+            while client.recv(65536):
+                client.sendall(self.answer)
+
+    def close(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        self.threads[0].join()
+        for client in self.clients:
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+        for thread in self.threads[1:]:
+            thread.join()
 
 
 class Cluster:

@@ -412,6 +412,72 @@ def test_a_full_disk_at_the_start(path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not path.exists()
 
 
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_file_that_was_there_is_never_deleted(path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool) -> None:
+    """Even an empty one, and with all that is in it."""
+    fallocate = os.posix_fallocate
+
+    def refuse(file: int, offset: int, length: int) -> None:
+        fallocate(file, offset, length // 2)  # as where it is done step by step
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path.touch()
+    with monkeypatch.context() as full:
+        full.setattr(os, "posix_fallocate", refuse)
+        with pytest.raises(DiskFullError):
+            tier_at(path, overwrite=overwrite)
+    assert path.read_bytes() == b""
+    tier = tier_at(path)
+    store(tier, *KEYS[:3])
+    tier.close()
+    before = path.read_bytes()
+    if overwrite:
+        with monkeypatch.context() as full:
+            full.setattr(os, "posix_fallocate", refuse)
+            with pytest.raises(DiskFullError, match="no room for"):
+                tier_at(path, 1000, overwrite=True)
+    assert path.read_bytes() == before
+    tier = tier_at(path)
+    assert load(tier, *KEYS[:3]) == [Loaded.OK] * 3
+    tier.close()
+
+
+def test_a_file_made_in_vain_is_gone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link to it stays."""
+    device = Device(monkeypatch)
+    device.fails_after = 0
+    link = path.with_name("link")
+    link.symlink_to(path)
+    with pytest.raises(OSError, match="No space"):
+        tier_at(link)
+    assert link.is_symlink()
+    assert not path.exists()
+    device.fails_after = None
+    tier_at(link).close()
+    assert path.exists()
+
+
+def test_what_is_no_regular_file_is_not_even_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(path)
+    link = path.with_name("link")
+    link.symlink_to("/dev/null")
+    opened: list[Any] = []
+    open_ = os.open
+
+    def noted(*arguments: Any) -> int:
+        file = open_(*arguments)
+        opened.append(arguments)
+        return file
+
+    monkeypatch.setattr(os, "open", noted)
+    for other in (path, Path("/dev/null"), link, path.parent):
+        for overwrite in (False, True):
+            with pytest.raises(DiskFileError, match=f"{other} is no regular file"):
+                tier_at(other, overwrite=overwrite)
+        assert other.exists()
+    assert not opened
+
+
 def test_a_file_larger_than_the_system_allows(path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, hard))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from blockpool.offload.errors import PolicyError, TierSizeError
 from blockpool.offload.host import HostTier
 from blockpool.offload.namespace import Namespace
-from blockpool.offload.tier import Loaded, Stored
+from blockpool.offload.tier import ChangeKind, Loaded, Stored
 from tests.offload.content import ONE, TWO, key_of, page_of, room_for
 from tests.sizes import machine_settings
 
@@ -252,6 +253,39 @@ def test_pages_of_one_call_do_not_evict_each_other() -> None:
     assert store(tier, *KEYS[:3]) == [Stored.OK, Stored.OK, Stored.NO_ROOM]
     assert tier.lookup(KEYS[:3]) == [True, True, False]
     assert store(tier, KEYS[2], KEYS[1], KEYS[3]) == [Stored.OK, Stored.PRESENT, Stored.NO_ROOM]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_changes_that_nobody_takes_are_few(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """And say still what came and went since they were taken."""
+    monkeypatch.setattr("blockpool.offload.shelf.FEW_CHANGES", 0)
+    tier, rng, most = tier_of(4), random.Random(seed), 4 * 4
+    tier.reports_changes = True
+    there: set[bytes] = set()
+    num_changes = 0
+    for step in range(400):
+        some = rng.sample(KEYS, rng.randint(1, 3))
+        action = rng.choices([store, HostTier.discard, HostTier.clear], [8, 4, 0.1])[0]
+        _ = (
+            store(tier, *some)
+            if action is store
+            else tier.clear()
+            if action is HostTier.clear
+            else tier.discard(some)
+        )
+        assert len(tier._shelf._changes) <= most
+        if step % 100 == 99:
+            for kind, key in tier.take_changes():
+                num_changes += 1
+                if kind is ChangeKind.STORED:
+                    assert key not in there
+                    there.add(key)
+                elif kind is ChangeKind.REMOVED:
+                    there.remove(key)
+                else:
+                    there.clear()
+            assert sorted(there) == sorted(tier.keys())
+    assert num_changes
 
 
 def test_sizes_and_names_are_checked() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import random
 import re
+import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from blockpool.offload.namespace import Namespace
 from blockpool.offload.tier import ChangeKind, Loaded, Stored
 from blockpool.offload.valkey import KEYS_AT_ONCE, ValkeyTier
 from tests.offload.content import ONE, TWO, key_of, page_of, room_for
-from tests.offload.servers import Cluster, Server, need_a_server
+from tests.offload.servers import Cluster, Parrot, Server, need_a_server
 
 PAGE_BYTES = 4000
 KEYS = [key_of(number) for number in range(20)]
@@ -226,6 +227,147 @@ def test_a_server_that_restarts_between_two_calls_is_not_missed(mortal: Server) 
     assert tier.is_reachable
 
 
+NO_ANSWERS = [
+    b":abc",
+    b"*abc",
+    b"$abc",
+    b"+OK",
+    b":1",
+    b":7",
+    b"*-1",
+    b"*3",
+    b"$-1",
+    b"#x",
+    b",x",
+    b"-\xff",
+    b"\xff\xfe",
+]
+
+
+@pytest.mark.parametrize("handshake", [True, False])
+@pytest.mark.parametrize("answer", [*NO_ANSWERS, b"*1\r\n" * 5000], ids=lambda answer: repr(answer[:9]))
+def test_a_server_that_answers_anything(redis: Any, answer: bytes, handshake: bool) -> None:
+    """Nothing raises and nothing is found; what the client cannot make sense of is a server that is gone."""
+    parrot = Parrot(answer + b"\r\n")
+    client = redis.Redis.from_url(parrot.url, protocol=2, lib_name=None, lib_version=None, socket_timeout=0.05)
+    tier = tier_on(parrot if handshake else client, timeout_s=0.05, retry_after_s=0)
+    try:
+        assert tier.lookup(KEYS[:1]) in ([False], [True])
+        assert load(tier, KEYS[0])[0] is not Loaded.OK
+        assert store(tier, KEYS[0])[0] in Stored
+        assert tier.discard(KEYS[:1]) in (0, 1)
+        tier.reports_changes = True
+        assert tier.clear() == 0
+        assert tier.take_changes() == []
+        assert tier.last_failure is not None
+        assert tier.stats().unreachable_pages + tier.stats().corrupt_pages + tier.stats().missing_pages == 1
+    finally:
+        client.close()
+        parrot.close()
+
+
+def test_the_page_of_another_key_is_corrupt(server: Server, redis: Any) -> None:
+    """As when a connection gives the answer to another question."""
+    tier = tier_on(server)
+    assert tier.store(KEYS[:2], [b"page of one", b"page of two"]) == [Stored.OK] * 2
+    with redis.Redis(port=server.port) as client:
+        client.copy(b"blockpool:" + KEYS[1], b"blockpool:" + KEYS[0], replace=True)
+    assert tier.load(KEYS[:1], [memoryview(bytearray(11))]) == [Loaded.CORRUPT]
+
+
+class Waits:
+    """A redis-py connection's reads that a hung server left without an answer."""
+
+    def __init__(self, redis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        connection = redis.connection.Connection
+        read = connection.read_response
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            try:
+                return read(*arguments, **options)
+            except redis.exceptions.TimeoutError:
+                self.count += 1
+                raise
+
+        monkeypatch.setattr(connection, "read_response", counted)
+
+
+@pytest.mark.parametrize("call", ["lookup", "load", "store", "discard", "clear"])
+@pytest.mark.parametrize("kind", ["one", "cluster"])
+def test_a_server_that_hangs_is_waited_for_once(
+    shared: Server, cluster: Cluster, redis: Any, monkeypatch: pytest.MonkeyPatch, kind: str, call: str
+) -> None:
+    """Not for each page or batch, and not again before its time."""
+    hung = shared if kind == "one" else cluster.nodes[1]
+    clock = Clock()
+    tier = tier_on(shared if kind == "one" else cluster, timeout_s=0.2, clock=clock)
+    many = [key_of(number) for number in range(2 * KEYS_AT_ONCE)]
+    tier.lookup(many)
+    calls: dict[str, Callable[[], object]] = {
+        "lookup": lambda: tier.lookup(many),
+        "load": lambda: load(tier, *many),
+        "store": lambda: store(tier, *many),
+        "discard": lambda: tier.discard(many),
+        "clear": tier.clear,
+    }
+    waits = Waits(redis, monkeypatch)
+    assert hung.process is not None
+    hung.process.send_signal(signal.SIGSTOP)
+    try:
+        calls[call]()
+        waited = waits.count
+        assert 1 <= waited <= (1 if call != "clear" or kind == "one" else 3)
+        for again in calls.values():
+            again()
+        assert waits.count == waited
+        assert not tier.is_reachable
+    finally:
+        hung.process.send_signal(signal.SIGCONT)
+    clock.now += 5
+    tier.lookup(many)
+    assert tier.is_reachable
+
+
+def test_after_a_failure_one_call_asks_first(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    tier = tier_on(server, clock=clock)
+    store(tier, KEYS[0])
+    tier._went_away(OSError("gone"), None)
+    clock.now += 5
+    pipelined = tier._pipelined
+
+    def meanwhile(*arguments: Any) -> Any:
+        assert tier.lookup(KEYS[:1]) == [False]
+        return pipelined(*arguments)
+
+    monkeypatch.setattr(tier, "_pipelined", meanwhile)
+    assert load(tier, KEYS[0]) == [Loaded.OK]
+    monkeypatch.undo()
+    assert tier.lookup(KEYS[:1]) == [True]
+
+
+def test_a_clear_that_the_server_refuses_says_so(mortal: Server, redis: Any) -> None:
+    tier = tier_on(mortal, clock=Clock())
+    store(tier, *KEYS)
+    tier.reports_changes = True
+    with redis.Redis(port=mortal.port) as client:
+        client.execute_command("ACL", "SETUSER", "default", "-unlink")
+    assert tier.clear() == 0
+    assert not tier.is_reachable
+    assert "unlink" in str(tier.last_failure).lower()
+    assert tier.take_changes() == []
+
+
+def test_changes_that_nobody_takes_are_few(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blockpool.offload.valkey.MOST_CHANGES", 10)
+    tier = tier_on(server)
+    tier.reports_changes = True
+    store(tier, *KEYS[:11])
+    store(tier, KEYS[11])
+    assert tier.take_changes() == [(ChangeKind.CLEARED, b""), (ChangeKind.STORED, KEYS[11])]
+
+
 def test_a_password_that_is_wrong(mortal: Server, redis: Any) -> None:
     """It says why nothing comes."""
     with redis.Redis(port=mortal.port) as client:
@@ -338,6 +480,8 @@ def test_what_cannot_be_a_server(redis: Any, server: Server, monkeypatch: pytest
             tier_on(url)
     with pytest.raises(ServerError, match="decodes"):
         tier_on(redis.Redis(port=server.port, decode_responses=True))
+    with pytest.raises(ServerError, match="decodes"):
+        tier_on(f"{server.url}?decode_responses=True")
     with pytest.raises(TierSizeError):
         ValkeyTier(server.url, 0, namespace=ONE)
     monkeypatch.setitem(sys.modules, "redis", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -77,11 +78,15 @@ class DiskTier(SlotTier):
         self._checksums = bytearray(CHECKSUM_BYTES * num_slots)
         self._entry_uses = array("Q", bytes(8 * num_slots))  # what the entry in the file says
         self._may_have_entry = bytearray(num_slots)  # in the file, whole or torn
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        real_path, is_mine = os.path.realpath(self.path), False
+        self._file, is_created = self._open(real_path)
         try:
             self._lock_file()
+            is_mine = is_created
             self.reopened = self._open_layout(overwrite)
         except BaseException:
+            if is_mine:
+                os.unlink(real_path)
             os.close(self._file)
             raise
 
@@ -89,6 +94,21 @@ class DiskTier(SlotTier):
     def checksum(self) -> str:
         """Which one the file has."""
         return self._layout.checksum
+
+    def _open(self, path: str) -> tuple[int, bool]:
+        """A regular file, and whether it is made here. Nothing else is opened: for a device, that may do much."""
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600), True
+        except FileExistsError:
+            pass
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise DiskFileError(f"{self.path} is no regular file")
+        file = os.open(path, flags)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise DiskFileError(f"{self.path} is no regular file")
+        return file, False
 
     def _lock_file(self) -> None:
         try:
@@ -98,7 +118,10 @@ class DiskTier(SlotTier):
 
     def _open_layout(self, overwrite: bool) -> Reopened:
         found_bytes = os.fstat(self._file).st_size
-        if overwrite:
+        if overwrite and found_bytes:
+            # what is there goes only when there is room for what comes
+            num_slots = self._shelf.num_slots
+            self._preallocate(Layout(self.page_bytes, num_slots, best_checksum(), b"").file_bytes, found_bytes)
             os.ftruncate(self._file, 0)
             found_bytes = 0
         if not found_bytes:
@@ -110,8 +133,10 @@ class DiskTier(SlotTier):
         self._slots_offset = self._layout.slots_offset
         self._slot_stride = self._layout.slot_stride
         if not found_bytes:
+            self._preallocate(self._layout.file_bytes, 0)
             self._write_all(self._layout.header(), 0)
-        self._preallocate(is_new=not found_bytes)
+        else:
+            self._preallocate(self._layout.file_bytes, found_bytes)
         return self._reopen(found_bytes) if found_bytes else Reopened()
 
     def _read_layout(self) -> Layout:
@@ -125,16 +150,16 @@ class DiskTier(SlotTier):
             raise refuse(f"it has room for {layout.num_slots} pages, not {self._shelf.num_slots}")
         return layout
 
-    def _preallocate(self, is_new: bool) -> None:
+    def _preallocate(self, file_bytes: int, found_bytes: int) -> None:
+        """Or leave the file as long as it was."""
         try:
-            os.posix_fallocate(self._file, 0, self._layout.file_bytes)
+            os.posix_fallocate(self._file, 0, file_bytes)
         except OSError as why:
-            if is_new:
-                os.unlink(self.path)
+            os.ftruncate(self._file, found_bytes)
             if why.errno not in NO_ROOM_ERRORS:
                 raise
             raise DiskFullError(
-                why.errno, f"no room for {self._layout.file_bytes} bytes: {why.strerror}", str(self.path)
+                why.errno, f"no room for {file_bytes} bytes: {why.strerror}", str(self.path)
             ) from None
 
     def _reopen(self, found_bytes: int) -> Reopened:

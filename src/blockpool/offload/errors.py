@@ -29,7 +29,8 @@ class TierClosedError(TierError, RuntimeError):
 
 
 class DiskFileError(TierError, ValueError):
-    """The file is not a tier's, or one of another version, page size or capacity, or its header is damaged."""
+    """The file is not a tier's, or no regular file, or one of another version, page size or capacity, or its header
+    is damaged."""
 
 
 class DiskInUseError(TierError, RuntimeError):

@@ -19,25 +19,30 @@ def pages_to_store(
     keys: Sequence[bytes], pages: Sequence[Buffer], page_bytes: int, max_key_bytes: int
 ) -> list[memoryview]:
     """Raises PageError and KeyLengthError."""
-    views = _views(keys, pages)
-    for key, view in zip(keys, views, strict=True):
+    _check_counts(keys, pages)
+    views = []
+    for key, page in zip(keys, pages, strict=True):
+        view = as_bytes(page, key)
         if not 0 < len(key) <= max_key_bytes:
             raise KeyLengthError(f"a key of {len(key)} bytes; this tier takes 1 to {max_key_bytes}: {key.hex()}")
         if not 0 < len(view) <= page_bytes:
             raise PageError(f"the page of key {key.hex()} has {len(view)} bytes; this tier takes 1 to {page_bytes}")
+        views.append(view)
     return views
 
 
 def pages_to_fill(keys: Sequence[bytes], pages: Sequence[memoryview]) -> list[memoryview]:
     """Raises PageError."""
-    views = _views(keys, pages)
-    for key, view in zip(keys, views, strict=True):
+    _check_counts(keys, pages)
+    views = []
+    for key, page in zip(keys, pages, strict=True):
+        view = as_bytes(page, key)
         if view.readonly:
             raise PageError(f"the buffer for key {key.hex()} cannot be written")
+        views.append(view)
     return views
 
 
-def _views(keys: Sequence[bytes], pages: Sequence[Buffer]) -> list[memoryview]:
+def _check_counts(keys: Sequence[bytes], pages: Sequence[Buffer]) -> None:
     if len(keys) != len(pages):
         raise PageError(f"{len(keys)} keys with {len(pages)} pages")
-    return [as_bytes(page, key) for key, page in zip(keys, pages, strict=True)]

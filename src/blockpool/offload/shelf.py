@@ -19,6 +19,8 @@ from blockpool.offload.tier import Change, ChangeKind, Loaded, Stored, TierStats
 
 #: In the place of a slot: there is none.
 NO_SLOT = -1
+#: So many changes, and some for each slot, are kept as they come; then those that undo each other go.
+FEW_CHANGES = 1000
 
 # what a slot is
 FREE = 0
@@ -63,6 +65,29 @@ class Kept(NamedTuple):
     last_use: int
 
 
+def net_changes(changes: list[Change]) -> list[Change]:
+    """What these come to: at most two for each slot, however many there were and though nobody takes them."""
+    first_is_store: dict[bytes, bool] = {}
+    last_is_store: dict[bytes, bool] = {}
+    net: list[Change] = []
+    for change in changes:
+        kind, key = change
+        if kind is ChangeKind.CLEARED:
+            net = [change]
+            first_is_store.clear()
+            last_is_store.clear()
+            continue
+        is_store = kind is ChangeKind.STORED
+        first_is_store.setdefault(key, is_store)
+        last_is_store.pop(key, None)  # in the order of what came last
+        last_is_store[key] = is_store
+    for wanted, kind in ((False, ChangeKind.REMOVED), (True, ChangeKind.STORED)):
+        for key, is_store in last_is_store.items():
+            if is_store is first_is_store[key] is wanted:
+                net.append(Change(kind, key))
+    return net
+
+
 class Shelf:
     """Slots, keys, readers, order and quotas. Each method is one atomic step; no bytes are touched here.
 
@@ -99,6 +124,7 @@ class Shelf:
         self._used_bytes = 0
         self._stats = TierStats()
         self._changes: list[Change] = []
+        self._most_changes = 4 * num_slots + FEW_CHANGES
         self.reports_changes = False
         self._lock = threading.Lock()
 
@@ -146,13 +172,15 @@ class Shelf:
                 slot = reads[place][0]
                 if slot == NO_SLOT:
                     continue
-                if self._state[slot] == PRESENT and results[place] is Loaded.CORRUPT:
+                if self._state[slot] != PRESENT:
+                    self._let_go(slot)
+                elif results[place] is Loaded.CORRUPT:
                     self._leave(slot)
                     wipes.append(slot)  # the reader's hold is now that of who wipes it
-                    continue
-                if self._state[slot] == PRESENT and results[place] is Loaded.OK:
-                    self._use(slot, now - place)
-                self._let_go(slot)
+                else:
+                    if results[place] is Loaded.OK:
+                        self._use(slot, now - place)
+                    self._readers[slot] -= 1
             return wipes
 
     def begin_writes(self, keys: Sequence[bytes], lengths: Sequence[int]) -> Writes:
@@ -161,6 +189,7 @@ class Shelf:
             find = self._index.get
             slots = [find(key, NO_SLOT) for key in keys]
             refused: list[Stored | None] = [None] * len(keys)
+            others = None if self._shares else self._others
             for place, slot in enumerate(slots):
                 if slot != NO_SLOT:
                     self._readers[slot] += 1
@@ -168,7 +197,7 @@ class Shelf:
             for place, key in enumerate(keys):
                 if slots[place] != NO_SLOT:
                     continue
-                slot = self._take(self._share_of(key) if self._shares else self._others)
+                slot = self._take(others or self._share_of(key))
                 if slot == NO_SLOT:
                     refused[place] = Stored.NO_ROOM
                     continue
@@ -197,7 +226,7 @@ class Shelf:
                     continue
                 key = keys[place]
                 self._writing.remove(slot)
-                is_void = slot in self._void
+                is_void = bool(self._void) and slot in self._void
                 if is_void:
                     self._void.remove(slot)
                 if not written[place]:
@@ -212,7 +241,7 @@ class Shelf:
                     results[place] = Stored.OK
                     self._enter(slot, newest - place)
                     if self.reports_changes:
-                        self._changes.append(Change(ChangeKind.STORED, key))
+                        self._note(ChangeKind.STORED, key)
             count_stores(self._stats, results, [self._num_bytes[slot] for slot in slots])
             return results, wipes
 
@@ -245,8 +274,7 @@ class Shelf:
             self._used_bytes = 0
             for share in (*self._shares.values(), self._others):
                 share.policy.clear()
-            if self.reports_changes:
-                self._changes.append(Change(ChangeKind.CLEARED, b""))
+            self._note(ChangeKind.CLEARED, b"")
             return wipes
 
     def release(self, slots: Iterable[int]) -> None:
@@ -330,7 +358,8 @@ class Shelf:
         del self._index[key]
         self._used_bytes -= self._num_bytes[slot]
         self._stats.evicted_pages += 1
-        self._note(ChangeKind.REMOVED, key)
+        if self.reports_changes:
+            self._note(ChangeKind.REMOVED, key)
         return slot
 
     def _enter(self, slot: int, last_use: int) -> None:
@@ -339,12 +368,12 @@ class Shelf:
         self._last_use[slot] = last_use
         self._index[key] = slot
         self._used_bytes += self._num_bytes[slot]
-        self._share_of(key).policy.added(key)
+        (self._share_of(key) if self._shares else self._others).policy.added(key)
 
     def _use(self, slot: int, last_use: int) -> None:
         key = self._keys[slot]
         self._last_use[slot] = last_use
-        self._share_of(key).policy.used(key)
+        (self._share_of(key) if self._shares else self._others).policy.used(key)
 
     def _leave(self, slot: int) -> None:
         """Out of the index; somebody holds the slot."""
@@ -367,5 +396,8 @@ class Shelf:
         self._free.append(slot)
 
     def _note(self, kind: ChangeKind, key: bytes) -> None:
-        if self.reports_changes:
-            self._changes.append(Change(kind, key))
+        if not self.reports_changes:
+            return
+        self._changes.append(Change(kind, key))
+        if len(self._changes) > self._most_changes:
+            self._changes = net_changes(self._changes)

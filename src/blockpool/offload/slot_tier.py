@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 from blockpool.offload.errors import TierClosedError, TierSizeError
 from blockpool.offload.pages import pages_to_fill, pages_to_store
@@ -63,9 +62,10 @@ class SlotTier(ABC):
         return self._shelf.keys()
 
     def load(self, keys: Sequence[bytes], pages: Sequence[memoryview]) -> list[Loaded]:
-        """A page of another length than its buffer is CORRUPT. Raises PageError."""
+        """A page of another length than its buffer stays, and is MISSING. Raises PageError."""
         views = pages_to_fill(keys, pages)
-        with self._call():
+        self._begin_call()
+        try:
             reads = self._shelf.begin_reads(keys)
             results = [Loaded.MISSING if slot == NO_SLOT else Loaded.UNREACHABLE for slot, _ in reads]
             try:
@@ -73,15 +73,18 @@ class SlotTier(ABC):
                     if slot == NO_SLOT:
                         continue
                     view = views[place]
-                    results[place] = self._read(slot, view) if len(view) == num_bytes else Loaded.CORRUPT
+                    results[place] = self._read(slot, view) if len(view) == num_bytes else Loaded.MISSING
             finally:
                 self._wipe_and_release(self._shelf.end_reads(reads, results))
             return results
+        finally:
+            self._end_call()
 
     def store(self, keys: Sequence[bytes], pages: Sequence[Buffer]) -> list[Stored]:
         """Raises PageError and KeyLengthError."""
         views = pages_to_store(keys, pages, self.page_bytes, self.max_key_bytes)
-        with self._call():
+        self._begin_call()
+        try:
             writes = self._shelf.begin_writes(keys, [len(view) for view in views])
             written = [False] * len(views)
             try:
@@ -94,18 +97,26 @@ class SlotTier(ABC):
                 results, wipes = self._shelf.end_writes(writes, written)
                 self._wipe_and_release(wipes)
             return results
+        finally:
+            self._end_call()
 
     def discard(self, keys: Sequence[bytes]) -> int:
-        with self._call():
+        self._begin_call()
+        try:
             wipes = self._shelf.discard(keys)
             self._wipe_and_release(wipes)
             return len(wipes)
+        finally:
+            self._end_call()
 
     def clear(self) -> int:
-        with self._call():
+        self._begin_call()
+        try:
             wipes = self._shelf.clear()
             self._wipe_and_release(wipes)
             return len(wipes)
+        finally:
+            self._end_call()
 
     def stats(self) -> TierStats:
         return self._shelf.stats()
@@ -156,15 +167,13 @@ class SlotTier(ABC):
         if self._closed:
             raise TierClosedError(f"tier {self.name!r} is closed")
 
-    @contextmanager
-    def _call(self) -> Iterator[None]:
+    def _begin_call(self) -> None:
         with self._calls:
             self._check_open()
             self._num_calls += 1
-        try:
-            yield
-        finally:
-            with self._calls:
-                self._num_calls -= 1
-                if self._closed:
-                    self._calls.notify_all()
+
+    def _end_call(self) -> None:
+        with self._calls:
+            self._num_calls -= 1
+            if self._closed:
+                self._calls.notify_all()

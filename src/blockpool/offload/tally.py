@@ -8,6 +8,10 @@ from blockpool.offload.tier import Loaded, Stored, TierStats
 
 
 def count_loads(stats: TierStats, results: Sequence[Loaded], lengths: Sequence[int]) -> None:
+    if results.count(Loaded.OK) == len(results):
+        stats.loaded_pages += len(results)
+        stats.loaded_bytes += sum(lengths)
+        return
     for result, num_bytes in zip(results, lengths, strict=True):
         if result is Loaded.OK:
             stats.loaded_pages += 1
@@ -21,6 +25,10 @@ def count_loads(stats: TierStats, results: Sequence[Loaded], lengths: Sequence[i
 
 
 def count_stores(stats: TierStats, results: Sequence[Stored], lengths: Sequence[int]) -> None:
+    if results.count(Stored.OK) == len(results):
+        stats.stored_pages += len(results)
+        stats.stored_bytes += sum(lengths)
+        return
     for result, num_bytes in zip(results, lengths, strict=True):
         if result is Stored.OK:
             stats.stored_pages += 1

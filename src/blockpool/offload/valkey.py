@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -21,6 +22,8 @@ from blockpool.offload.valkey_value import ValueForm
 #: What one pipeline carries at most.
 KEYS_AT_ONCE = 256
 BYTES_AT_ONCE = 16 * 2**20
+#: More than these are not kept for whoever takes changes.
+MOST_CHANGES = 100_000
 CLUSTER = "redis+cluster://"
 SCHEMES = {
     "redis://": "redis://",
@@ -42,8 +45,10 @@ class ValkeyTier:
     `prefix`: the start of all keys in the server.
 
     A server that is gone raises nothing: the answer is UNREACHABLE, and the server is not asked again before
-    `retry_after_s` by `clock`. What was UNREACHABLE in `store` may be there nevertheless, whole. Pages come and go
-    by others' hands: `take_changes` reports what this tier did. A page of another length than its buffer is CORRUPT.
+    `retry_after_s` by `clock`; then one call asks, and the others when it has been answered. A server that answers
+    what is no answer is gone as well. What was UNREACHABLE in `store` may be there nevertheless, whole. Pages come
+    and go by others' hands: `take_changes` reports what this tier did, and of more than MOST_CHANGES nothing but that
+    all is unknown (CLEARED). A page of another length than its buffer stays, and is MISSING.
     """
 
     is_remote = True
@@ -87,6 +92,7 @@ class ValkeyTier:
             raise MissingExtraError(f"tier {name!r} needs redis: pip install 'blockpool[valkey]'") from None
         exceptions = self._redis.exceptions
         self._gone = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
+        self._slots_are_old = False
         self._connecting = threading.Lock()
         self._client: Any = None
         self._url = ""
@@ -118,7 +124,7 @@ class ValkeyTier:
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         answers: list[Any] = []
         for some in _batches([0] * len(keys)):
-            answers += self._ask([("EXISTS", self._name_of(keys[place])) for place in some])
+            answers += self._ask([("EXISTS", self._name_of(keys[place])) for place in some], _is_count)
         return [answer == 1 for answer in answers]
 
     def load(self, keys: Sequence[bytes], pages: Sequence[memoryview]) -> list[Loaded]:
@@ -126,12 +132,12 @@ class ValkeyTier:
         views = pages_to_fill(keys, pages)
         results = []
         for some in _batches([len(view) for view in views]):
-            values = self._ask([("GET", self._name_of(keys[place])) for place in some])
+            values = self._ask([("GET", self._name_of(keys[place])) for place in some], _is_value)
             for place, value in zip(some, values, strict=True):
                 if value is None:
                     results.append(Loaded.MISSING)
                 elif isinstance(value, bytes):
-                    results.append(self._form.unwrap(value, views[place]))
+                    results.append(self._form.unwrap(value, keys[place], views[place]))
                 elif isinstance(value, self._redis.exceptions.ResponseError):
                     # the key has something that is no value
                     results.append(Loaded.CORRUPT if _starts(value, "WRONGTYPE") else Loaded.UNREACHABLE)
@@ -149,7 +155,7 @@ class ValkeyTier:
         views = pages_to_store(keys, pages, self.page_bytes, 2**16)
         results = [Stored.UNREACHABLE] * len(keys)
         for some in _batches([len(view) for view in views]):
-            present = self._ask([self._renewal(self._name_of(keys[place])) for place in some])
+            present = self._ask([self._renewal(self._name_of(keys[place])) for place in some], _is_count)
             absent = []
             for place, answer in zip(some, present, strict=True):
                 if answer == 1:
@@ -158,51 +164,56 @@ class ValkeyTier:
                     absent.append(place)
             if not absent:
                 continue
-            answers = self._ask([self._setting(keys[place], views[place]) for place in absent])
+            answers = self._ask([self._setting(keys[place], views[place]) for place in absent], _is_done)
             for place, answer in zip(absent, answers, strict=True):
                 results[place] = self._stored(answer)
         with self._lock:
             count_stores(self._stats, results, [len(view) for view in views])
             if self.reports_changes:
                 new = [key for key, result in zip(keys, results, strict=True) if result is Stored.OK]
-                self._changes += [Change(ChangeKind.STORED, key) for key in new]
+                self._note([Change(ChangeKind.STORED, key) for key in new])
         return results
 
     def discard(self, keys: Sequence[bytes]) -> int:
         """How many the server says there were."""
         answers: list[Any] = []
         for some in _batches([0] * len(keys)):
-            answers += self._ask([("UNLINK", self._name_of(keys[place])) for place in some])
+            answers += self._ask([("UNLINK", self._name_of(keys[place])) for place in some], _is_count)
         with self._lock:
             if self.reports_changes:
                 gone = [key for key, answer in zip(keys, answers, strict=True) if answer == 1]
-                self._changes += [Change(ChangeKind.REMOVED, key) for key in gone]
+                self._note([Change(ChangeKind.REMOVED, key) for key in gone])
         return sum(answer == 1 for answer in answers)
 
     def clear(self) -> int:
         """Delete all pages of the namespace, some at a time. Of what is stored meanwhile, some may stay.
 
-        When the server goes away in the middle (`is_reachable` is false) the rest stays, and no change is reported.
+        When the server goes away in the middle or refuses, the rest stays, no change is reported, and `is_reachable`
+        is false for `retry_after_s`.
         """
         pattern = _escaped(self._prefix + self.namespace.prefix) + b"*"
         num_cleared = 0
         names: list[bytes] = []
-        client = self._connected()
+        client, is_first = self._connected()
         if client is None:
             return 0
         try:
             for name in client.scan_iter(match=pattern, count=1000):
                 names.append(name)
                 if len(names) == KEYS_AT_ONCE:
-                    num_cleared += self._unlink(names)
+                    num_cleared += self._unlink(client, names)
                     names = []
-        except self._gone as why:
-            self._went_away(why)
+            num_cleared += self._unlink(client, names)
+        except Exception as why:
+            self._went_away(why, client)
             return num_cleared
-        num_cleared += self._unlink(names)
+        except BaseException:
+            self._was_not_answered(is_first)
+            raise
+        self._was_answered(is_first)
         with self._lock:
-            if self.reports_changes and self.is_reachable:
-                self._changes.append(Change(ChangeKind.CLEARED, b""))
+            if self.reports_changes:
+                self._note([Change(ChangeKind.CLEARED, b"")])
         return num_cleared
 
     def stats(self) -> TierStats:
@@ -231,7 +242,7 @@ class ValkeyTier:
 
     def _setting(self, key: bytes, page: memoryview) -> tuple[Any, ...]:
         life = () if self._ttl_ms is None else ("PX", self._ttl_ms)
-        return ("SET", self._name_of(key), self._form.wrap(page), "NX", *life)
+        return ("SET", self._name_of(key), self._form.wrap(key, page), "NX", *life)
 
     def _stored(self, answer: Any) -> Stored:
         if answer in (True, b"OK"):
@@ -243,41 +254,106 @@ class ValkeyTier:
             return Stored.NO_ROOM if is_full else Stored.FAILED
         return Stored.UNREACHABLE
 
-    def _unlink(self, names: list[bytes]) -> int:
-        return sum(answer == 1 for answer in self._ask([("UNLINK", name) for name in names]))
+    def _unlink(self, client: Any, names: list[bytes]) -> int:
+        """Raises what the client raises, or got as an answer."""
+        answers = self._answers(client, [("UNLINK", name) for name in names], _is_count)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return sum(answers)
 
-    def _ask(self, commands: list[tuple[Any, ...]]) -> list[Any]:
+    def _note(self, changes: list[Change]) -> None:
+        self._changes += changes
+        if len(self._changes) > MOST_CHANGES:
+            self._changes = [Change(ChangeKind.CLEARED, b"")]
+
+    def _ask(self, commands: list[tuple[Any, ...]], is_answer: Callable[[Any], bool]) -> list[Any]:
         """The answer to each, or an exception in its place."""
-        client = self._connected() if commands else None
+        client, is_first = self._connected() if commands else (None, False)
         if client is None:
             return [ConnectionError()] * len(commands)
         try:
-            pipeline = client.pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            answers: list[Any] = pipeline.execute(raise_on_error=False)
-        except self._gone as why:
-            self._went_away(why)
+            answers = self._answers(client, commands, is_answer)
+        except Exception as why:  # whatever the client makes of what a server says
+            self._went_away(why, client)
             return [why] * len(commands)
+        except BaseException:
+            self._was_not_answered(is_first)
+            raise
         loss = next((answer for answer in answers if self._is_loss(answer)), None)
         if loss is not None:
-            self._went_away(loss)
+            self._went_away(loss, client)
+        else:
+            self._was_answered(is_first)
         return answers
 
-    def _connected(self) -> Any:
-        """A client; None while the server is not to be asked."""
+    def _answers(self, client: Any, commands: list[tuple[Any, ...]], is_answer: Callable[[Any], bool]) -> list[Any]:
+        """Of one server, or of the nodes one after the other until one is lost. Raises what the client raises."""
+        if not hasattr(client, "get_node_from_key"):
+            return self._pipelined(client, commands, is_answer)
+        # redis-py would ask a lost node again for each command, and wait each time
+        if self._slots_are_old:
+            client.nodes_manager.initialize()
+            self._slots_are_old = False
+        answers: list[Any] = [None] * len(commands)
+        places = list(range(len(commands)))
+        for _ in range(2):
+            by_node: dict[str, tuple[Any, list[int]]] = {}
+            for place in places:
+                node = client.get_node_from_key(commands[place][1])
+                if node is None:
+                    raise self._redis.exceptions.ClusterDownError("no node has the slot")
+                by_node.setdefault(node.name, (node, []))[1].append(place)
+            for node, some in by_node.values():
+                connection = client.get_redis_connection(node)
+                replies = self._pipelined(connection, [commands[place] for place in some], is_answer)
+                for place, reply in zip(some, replies, strict=True):
+                    answers[place] = reply
+            places = [place for place in places if isinstance(answers[place], self._redis.exceptions.MovedError)]
+            if not places:
+                break
+            client.nodes_manager.initialize()
+        return answers
+
+    def _pipelined(self, client: Any, commands: list[tuple[Any, ...]], is_answer: Callable[[Any], bool]) -> list[Any]:
+        pipeline = client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        answers: list[Any] = pipeline.execute(raise_on_error=False)
+        odd = [answer for answer in answers if not isinstance(answer, Exception) and not is_answer(answer)]
+        if odd or len(answers) != len(commands):
+            says = f"{len(answers)} answers to {len(commands)} commands, such as {str(odd[:1])[:100]}"
+            raise self._redis.exceptions.InvalidResponse(says)
+        return answers
+
+    def _connected(self) -> tuple[Any, bool]:
+        """A client, None while the server is not to be asked; and whether this call is the first after a failure."""
         if self._closed:
             raise TierClosedError(f"tier {self.name!r} is closed")
-        if not self.is_reachable:
-            return None
-        self._asked_again_at = None
+        with self._lock:
+            if not self.is_reachable:
+                return None, False
+            is_first = self._asked_again_at is not None
+            self._was_not_answered(is_first)
+        client = self._client
+        if client is not None:
+            return client, is_first
         with self._connecting:
-            if self._client is None:
+            if self._client is None and (is_first or self.is_reachable):
                 try:
                     self._client = self._connect()
-                except self._gone as why:
-                    self._went_away(why)
-            return self._client
+                except Exception as why:
+                    self._went_away(why, None)
+            return self._client, is_first
+
+    def _was_not_answered(self, is_first: bool) -> None:
+        """The others wait for this call, or for their turn."""
+        if is_first:
+            self._asked_again_at = self._clock() + self._retry_after_s
+
+    def _was_answered(self, is_first: bool) -> None:
+        if is_first:
+            self._asked_again_at = None
 
     def _is_loss(self, answer: Any) -> bool:
         """The connection or the cluster went, not the command."""
@@ -285,12 +361,22 @@ class ValkeyTier:
             return isinstance(answer, self._redis.exceptions.ClusterDownError)
         return isinstance(answer, self._gone)
 
-    def _went_away(self, why: Exception) -> None:
+    def _went_away(self, why: Exception, client: Any) -> None:
         self._last_failure = why
         self._asked_again_at = self._clock() + self._retry_after_s
+        self._slots_are_old = True
+        if client is not None:
+            # what is left unread in a connection must not answer a later question
+            with suppress(Exception):
+                nodes = client.get_nodes() if hasattr(client, "get_node_from_key") else []
+                for one in [node.redis_connection for node in nodes] or [client]:
+                    if one is not None:
+                        one.connection_pool.disconnect(inuse_connections=False)
 
     def _connect(self) -> Any:
-        retry = import_module("redis.retry").Retry(import_module("redis.backoff").NoBackoff(), 1)
+        # a connection that was closed meanwhile is made anew; what was waited for in vain is not waited for again
+        closed = (self._redis.exceptions.ConnectionError,)
+        retry = import_module("redis.retry").Retry(import_module("redis.backoff").NoBackoff(), 1, closed)
         make = self._redis.RedisCluster if self._url.startswith(CLUSTER) else self._redis.Redis
         scheme = next(scheme for scheme in SCHEMES if self._url.startswith(scheme))
         return make.from_url(
@@ -308,6 +394,8 @@ class ValkeyTier:
             options = import_module("redis.connection").parse_url(SCHEMES[scheme] + url.removeprefix(scheme))
         except ValueError as why:
             raise ServerError(f"{url!r}: {why}") from None
+        if "decode_responses" in options:
+            raise ServerError(f"{url!r} decodes responses: pages are bytes")
         if scheme == CLUSTER and options.get("db", 0) != 0:
             raise ServerError(f"{url!r}: a cluster has no database but 0")
         return url
@@ -332,3 +420,15 @@ def _escaped(name: bytes) -> bytes:
 
 def _starts(error: Exception, word: str) -> bool:
     return str(error).startswith(word)
+
+
+def _is_count(answer: Any) -> bool:
+    return isinstance(answer, int) and answer in (0, 1)
+
+
+def _is_value(answer: Any) -> bool:
+    return answer is None or isinstance(answer, bytes)
+
+
+def _is_done(answer: Any) -> bool:
+    return answer is None or answer is True or answer == b"OK"
