@@ -377,6 +377,73 @@ class TestPublisher:
             assert (one.counts.failed, one.last_error is not None) == (1, True)
             assert one._thread.is_alive()
 
+    @pytest.mark.parametrize("refused", [SNAPSHOT, STATUS, sequence_bytes(0)])
+    def test_an_answer_that_raises_is_refused_and_the_thread_goes_on(self, refused: bytes) -> None:
+        blocks = Blocks()
+        with publisher() as one:
+            answers = one._desk.answers
+
+            def raising(question: bytes) -> Any:
+                yield from list(answers(question))[:1] if question == refused else answers(question)
+                if question == refused:
+                    raise RuntimeError("no answer")
+
+            one._desk.answers = raising  # type: ignore[method-assign]
+            one.publish(blocks.one_more())
+            until(lambda: one.counts.batches == 1)
+            ask(one, refused)
+            until(lambda: one.counts.refused == 1)
+            assert one.is_alive
+            assert one.last_error == "an answer: no answer"
+            one._desk.answers = answers  # type: ignore[method-assign]
+            assert len(ask(one, SNAPSHOT)) == 2
+
+    def test_a_thread_that_can_do_nothing_says_so(self) -> None:
+        with publisher() as one:
+            assert one.is_alive
+            one._send_some = lambda: 1 // 0  # type: ignore[method-assign]
+            one.publish([AllBlocksCleared()])
+            until(lambda: not one.is_alive)
+            assert one.last_error == "the thread gave up: ZeroDivisionError: integer division or modulo by zero"
+            assert one.publish([AllBlocksCleared()]) == 1
+        with publisher() as one:
+            pass
+        assert not one.is_alive
+
+    def test_batches_are_sent_while_a_snapshot_is_made(self) -> None:
+        """Its number is that of the moment when it began, and so is what it has."""
+        blocks = [i.to_bytes(32, "big") for i in range(6000)]
+        made = [
+            BlockStored(
+                block_hashes=[one],
+                parent_block_hash=None,
+                token_ids=[at],
+                block_size=1,
+                lora_id=None,
+                medium="GPU",
+                lora_name=None,
+            )
+            for at, one in enumerate(blocks)
+        ]
+        desk = Desk("me", clock=lambda: 0.0)
+        desk.put(made[:4000])
+        desk.send_one(lambda frames: None)
+        answers = Answers(desk.answers)
+        got: list[tuple[bytes, ...]] = []
+        answers.ask([b"a", b"", SNAPSHOT])
+        turns = 0
+        while len(answers):
+            answers.go_on(lambda frames: got.append(frames) is None)
+            assert answers.is_working or not len(answers)
+            desk.put([made[4000 + turns]])
+            desk.send_one(lambda frames: None)
+            turns += 1
+        assert turns > 3
+        assert desk.num_batches == turns + 1
+        assert {sequence_number(frames[3]) for frames in got[:-1]} == {0}
+        told = [one for frames in got[:-1] for event in decode_batch(frames[4]).events for one in event.block_hashes]  # type: ignore[union-attr]
+        assert sorted(told) == blocks[:4000]  # type: ignore[type-var]
+
     def test_what_is_no_event_is_refused(self) -> None:
         with publisher() as one:
             with pytest.raises(BatchError, match="not an event: 'junk'"):
@@ -401,6 +468,7 @@ class TestAnswers:
             def counted(asked: bytes) -> Iterator[tuple[bytes, ...]]:
                 nonlocal made
                 for frames in answers(asked):
+                    assert frames is not None
                     made += asked == question
                     yield frames
 
@@ -491,7 +559,7 @@ class TestSubscriber:
             asked = []
 
             def first_in_part(question: bytes) -> Any:
-                frames = list(answers(question))
+                frames = [one for one in answers(question) if one is not None]
                 if question == SNAPSHOT:
                     asked.append(len(frames))
                     if len(asked) == 1:
