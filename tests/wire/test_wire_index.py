@@ -171,7 +171,7 @@ def test_a_view_is_of_its_moment() -> None:
     ledger.apply(stored(chain, 0, 64))
     slices = ledger.view().events()
     ledger.apply(BlockRemoved(block_hashes=list(chain[1:]), medium="GPU"))  # written anew meanwhile
-    assert [event for event in slices if event is not None][0].block_hashes == chain
+    assert next(event for event in slices if event is not None).block_hashes == chain
     assert told_by(ledger) == [stored(chain, 0, 1)]
 
 

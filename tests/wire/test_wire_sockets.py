@@ -17,6 +17,7 @@ from blockpool.pool import AllBlocksCleared, BlockStored
 from blockpool.wire import (
     BatchError,
     EndpointError,
+    KVEventBatch,
     Mirror,
     Publisher,
     PublisherClosedError,
@@ -24,6 +25,7 @@ from blockpool.wire import (
     Subscriber,
     WireError,
     decode_batch,
+    encode_batch,
 )
 from blockpool.wire.desk import (
     MOST_ASKERS,
@@ -202,25 +204,53 @@ class TestS9:
             for _ in range(3):
                 one.publish(blocks.one_more())
             until(up_to(mirror, 2), reader)
-            shaken: list[None] = []
-            connected = mirror.connected
-            mirror.connected = lambda: shaken.append(connected())  # type: ignore[method-assign, func-returns-value]
             with Publisher(reader.endpoint, LOOPBACK) as second:
                 others.pool.get_new_blocks(1)
                 second.publish(others.one_more())
-                until(lambda: len(shaken) == 1 and mirror.wanted is None, reader)
+                until(lambda: "2 publishers are connected" in mirror.reason, reader)
+                assert mirror.status == "catching_up"  # what both send could fit by chance
                 reader.replay_endpoint = second.replay_endpoint
                 if noticed_by == "a heartbeat":
                     mirror.heard(PublisherStatus(publisher=second.publisher_id, next_seq=1))
                     assert mirror.wants_reconnect
-                else:
-                    one.close()
+                    reader.poll()
+                one.close()
                 until(up_to(mirror, 0), reader)
                 assert mirror.publisher == second.publisher_id
                 assert others.holds(mirror)
                 second.publish(others.one_more())
                 until(up_to(mirror, 1), reader)
                 assert others.holds(mirror)
+
+    def test_an_intruder_ends_being_live_at_once(self) -> None:
+        """Its batch would fit: nothing but its connection tells."""
+        blocks = Blocks()
+        mirror = Mirror()
+        with Publisher(LOOPBACK, LOOPBACK) as somebody:
+            replay = somebody.replay_endpoint
+        with (
+            Subscriber(mirror, LOOPBACK, replay, heartbeat_s=600) as reader,
+            Publisher(reader.endpoint, replay) as one,
+        ):
+            until(lambda: mirror._connected is True, reader)
+            one.publish(blocks.one_more())
+            until(up_to(mirror, 0), reader)
+            with Publisher(reader.endpoint) as intruder:
+                intruder.publish([AllBlocksCleared(medium="CPU")])
+                intruder.publish([AllBlocksCleared(medium="GPU")])
+                until(lambda: "2 publishers" in mirror.reason, reader)
+                one.publish(blocks.one_more())
+                for _ in range(20):
+                    reader.poll(0.01)
+                    assert mirror.status != "live"
+            until(up_to(mirror, 1), reader)
+            assert blocks.holds(mirror)
+
+    def test_no_socket_uses_the_heartbeats_that_abort_the_process(self) -> None:
+        with publisher() as one, subscriber(one) as reader:
+            for opened in reader.sockets:
+                assert opened.getsockopt(zmq.HEARTBEAT_IVL) == 0
+            assert reader._sub.getsockopt(zmq.TCP_KEEPALIVE) == 1
 
     def test_a_full_queue_never_makes_the_step_wait(self) -> None:
         blocks = Blocks()
@@ -598,6 +628,69 @@ class TestSubscriber:
                 assert reader.mirror.publisher == "the next one"
                 counts = reader.mirror.counts
                 assert counts.replays + counts.snapshots == len(asked) - 1
+
+    def test_an_answer_without_end_does_not_hold_a_poll(self) -> None:
+        """Nor the memory: it is given up with the message that is one too many."""
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.PUB) as pub:
+            ports = [one.bind_to_random_port("tcp://127.0.0.1") for one in (pub, router)]
+            router.setsockopt(zmq.LINGER, 0)
+            stop, questions = threading.Event(), []
+
+            def answer() -> None:
+                who: bytes | None = None
+                while not stop.is_set():
+                    if router.poll(1 if who is None else 0):
+                        who, _, question = router.recv_multipart()
+                        questions.append(question)
+                        if question == STATUS:
+                            router.send_multipart((who, b"", b"", sequence_bytes(0), b"\x80"))
+                    elif who is not None and len(questions) > 1:
+                        router.send_multipart((who, b"", b"", sequence_bytes(7), b"x"))
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            mirror = Mirror(max_pending=2000)
+            try:
+                with Subscriber(mirror, *(f"tcp://127.0.0.1:{port}" for port in ports)) as reader:
+                    until(lambda: reader._question is not None and len(reader._question.answers) > 0, reader)
+                    before = len(reader._question.answers)  # type: ignore[union-attr]
+                    reader.poll()
+                    assert len(reader._question.answers) <= before + 256  # type: ignore[union-attr]
+                    until(lambda: "more than 2000 messages" in mirror.reason, reader)
+            finally:
+                stop.set()
+                thread.join()
+
+    def test_what_is_no_message_and_what_comes_twice_is_told(self) -> None:
+        told: list[tuple[str, int]] = []
+        with zmq.Context() as context, context.socket(zmq.PUB) as pub:
+            port = pub.bind_to_random_port("tcp://127.0.0.1")
+            mirror = Mirror()
+            with Subscriber(
+                mirror, f"tcp://127.0.0.1:{port}", on_fault=lambda rule, seq, _: told.append((rule, seq))
+            ) as reader:
+                until(lambda: mirror._connected is True, reader)
+                payload = encode_batch(KVEventBatch(0.0, []))
+
+                def heard() -> bool:  # who has just connected may not be heard by the publisher yet
+                    pub.send_multipart((b"", b""))
+                    return bool(told)
+
+                until(heard, reader)
+                for number in (0, 1, 1, 0, 2):
+                    pub.send_multipart((b"", sequence_bytes(number), payload + b""))
+                pub.send_multipart((b"", b"xx", payload))
+                pub.send_multipart((b"", sequence_bytes(3), payload, b"more"))
+                pub.send_multipart((b"", NO_MORE, payload))
+                pub.send_multipart((b"", sequence_bytes(3), payload))
+                until(up_to(mirror, 3), reader)
+                while told[1] == ("frames", -1):
+                    del told[0]
+                assert told[1:] == [("duplicate", 1), ("duplicate", 0), *[("frames", -1)] * 3]
+
+    def test_inside_the_process_there_must_be_somebody_to_ask(self) -> None:
+        with pytest.raises(EndpointError, match="needs a replay endpoint"):
+            Subscriber(Mirror(), "inproc://events")
 
     def test_a_port_that_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
         closed = []
