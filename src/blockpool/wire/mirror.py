@@ -49,7 +49,9 @@ Wanted = ReplayWanted | SnapshotWanted
 
 
 def check_hash(block_hash: bytes | int) -> None:
-    """Raises HashFormError for an integer that is announced by nobody."""
+    """Raises HashFormError for what is no hash, and for an integer that is announced by nobody."""
+    if not isinstance(block_hash, bytes | int):
+        raise HashFormError(f"a hash is bytes or an integer, not {block_hash!r}")
     if not isinstance(block_hash, bytes) and not -(1 << 63) <= block_hash < 1 << 64:
         raise HashFormError(f"an integer hash has 64 bits, {block_hash} has more")
 

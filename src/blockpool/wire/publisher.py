@@ -14,7 +14,7 @@ import msgspec
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from blockpool.wire.codec import HashForm
 from blockpool.wire.desk import Answers, Desk, Frames
-from blockpool.wire.endpoints import endpoint_of_rank, is_bound
+from blockpool.wire.endpoints import check_rank, endpoint_of_rank, is_bound
 from blockpool.wire.errors import BatchError, EndpointError, PublisherClosedError
 from blockpool.wire.extra import import_zmq
 
@@ -80,6 +80,7 @@ class Publisher:
             raise ValueError(f'hash_form must be "bytes" or "int", not {hash_form!r}')
         if buffer_steps < 1 or max_queue_size < 1:
             raise ValueError(f"buffer_steps {buffer_steps} and max_queue_size {max_queue_size} must be at least 1")
+        check_rank(data_parallel_rank)
         life = os.urandom(16).hex()
         self.publisher_id = f"{publisher_id}-{life}" if publisher_id else life
         self._desk = Desk(
