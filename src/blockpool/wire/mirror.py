@@ -185,6 +185,8 @@ class Mirror:
             self._wanted = None
             if self.status is MirrorStatus.LIVE:
                 self._set(MirrorStatus.CATCHING_UP, reason)
+            elif self.status is not MirrorStatus.STALE:
+                self._set(self.status, reason)
 
     def gave_up(self, reason: str) -> None:
         """It has been trying for too long, says whoever has a clock."""
