@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from blockpool.cli import app
-from blockpool.pool import AllBlocksCleared, BlockPool, StorePayload
+from blockpool.pool import AllBlocksCleared, BlockPool, BlockStored, StorePayload
 from blockpool.wire import KVEventBatch, encode_batch
 from blockpool.wire.player import Player
 from blockpool.wire.recording import read_recording, record_line
@@ -251,3 +254,76 @@ def test_a_recording_is_a_trace(tmp_path: Path) -> None:
 def test_every_help_has_an_example() -> None:
     for command in ("tail", "record", "play", "check", "diff"):
         assert f"Example: blockpool events {command} " in run(command, "--help").stdout.replace("\n", " ")
+
+
+def test_an_empty_recording_is_compared_with_nothing(stream: tuple[Path, BlockPool], tmp_path: Path) -> None:
+    _, pool = stream
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "dump.json").write_text(json.dumps(pool.dump()))
+    result = run("diff", tmp_path / "empty.jsonl", tmp_path / "dump.json")
+    assert (result.exit_code, "no batches" in result.output) == (2, True)
+
+
+def test_what_others_write_is_shown_without_what_terminals_obey(tmp_path: Path) -> None:
+    event = BlockStored(
+        block_hashes=[b"a" * 32],
+        parent_block_hash=None,
+        token_ids=[1],
+        block_size=1,
+        lora_id=None,
+        medium="G\nPU",
+        lora_name="\x1b[2J é",
+    )
+    (tmp_path / "x.jsonl").write_bytes(record_line(0, encode_batch(KVEventBatch(0.0, [event]))))
+    result = run("play", tmp_path / "x.jsonl")
+    assert "lora \\x1b[2J é" in result.output
+    assert "G\\nPU group 0" in result.output
+    assert "G\\nPU" in run("check", tmp_path / "x.jsonl").output
+
+
+def test_a_live_check_sees_what_comes_twice_and_what_is_no_message(tmp_path: Path) -> None:
+    zmq = pytest.importorskip("zmq")
+    stop = threading.Event()
+    with zmq.Context() as context, context.socket(zmq.XPUB) as pub:
+        pub.setsockopt(zmq.LINGER, 0)
+        port = pub.bind_to_random_port("tcp://127.0.0.1")
+
+        def send() -> None:
+            """To each who subscribes, the same."""
+            payload = encode_batch(KVEventBatch(0.0, []))
+            while not stop.is_set():
+                if pub.poll(10):
+                    pub.recv()
+                    for number in (0, 1, 1, 2):
+                        pub.send_multipart((b"", number.to_bytes(8, "big"), payload))
+                    pub.send_multipart((b"", b"xx", payload))
+                    pub.send_multipart((b"", (3).to_bytes(8, "big"), payload))
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        try:
+            check = run("check", f"tcp://127.0.0.1:{port}", "--count", 6)
+            record = run("record", f"tcp://127.0.0.1:{port}", tmp_path / "r.jsonl", "--count", 6)
+        finally:
+            stop.set()
+            thread.join()
+    assert (check.exit_code, record.exit_code) == (1, 0)
+    assert "FAULT duplicate: batch 1" in check.output
+    assert "FAULT frames: batch 3" in check.output
+    assert "5 batches in" in record.output
+    assert "1 messages left out" in record.output
+    assert "FAULT duplicate: batch 1" in run("check", tmp_path / "r.jsonl").output
+
+
+def test_a_closed_pipe_is_no_fault(stream: tuple[Path, BlockPool]) -> None:
+    recording, _ = stream
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "blockpool.cli", "events", "play", str(recording)],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -199,3 +199,18 @@ def test_what_is_not_given_is_not_reported() -> None:
     names = {family.name for family in MetricsCollector(pools=[BlockPool(3)]).collect()}  # type: ignore[attr-defined]
     assert "vllm:kv_cache_usage_perc" in names
     assert not any("prefix_cache" in name for name in names)
+
+
+def test_several_engines_are_one_family(everything: Any) -> None:
+    """What scrapes may not have twice is a family."""
+    manager = everything[2]
+    one, two = (MetricsCollector(manager=manager, model_name="m", engine=engine) for engine in "01")
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(MetricsCollector(others=[one, two]))
+    text = prometheus_client.generate_latest(registry).decode()
+    assert text.count("# TYPE vllm:kv_cache_usage_perc") == 1
+    assert text.count("vllm:kv_cache_usage_perc{") == 2
+    with pytest.raises(ValueError, match="same model_name and engine"):
+        MetricsCollector(others=[one, one])
+    with pytest.raises(ValueError, match="same model_name and engine"):
+        MetricsCollector(manager=manager, model_name="m", engine="0", others=[one])

@@ -110,7 +110,8 @@ def test_a_broken_rule_is_named_with_its_first_event(
 def test_rules_that_need_more_than_one_batch() -> None:
     assert faults((0, [stored(0, 1)]), (2, [stored(1, 2)])) == [("sequence", 2, None)]
     assert faults((0, [stored(0, 1)]), (0, [stored(0, 1)])) == [("duplicate", 0, None)]
-    assert faults((0, [stored(0, 1)]), (1, [stored(1, 2)]), (0, [stored(0, 1)])) == [("restart", 0, None)]
+    assert faults((0, [stored(0, 1)]), (1, [stored(1, 2)]), (0, [stored(0, 2)])) == [("restart", 0, None)]
+    assert faults(*[(at, [stored(at, at + 1)]) for at in (0, 1, 2, 0, 3)]) == [("duplicate", 0, None)]
     again = (0, [stored(0, 1), stored(0, 1)])
     assert faults(again, convention="first_last") == [("repeated", 0, 1)]
     assert faults(again) == []
@@ -127,7 +128,7 @@ def test_windows_have_no_known_parents() -> None:
 
 
 def test_every_rule_is_broken_above() -> None:
-    others = {"batch", "sequence", "duplicate", "restart", "repeated", "capacity"}
+    others = {"batch", "frames", "sequence", "duplicate", "restart", "repeated", "capacity"}
     assert {rule for rule, _, _ in BROKEN} | others == set(RULES)
     check = StreamCheck()
     found = check.feed(0, KVEventBatch(0.0, [removed(0, 2), removed(0, 1)]))

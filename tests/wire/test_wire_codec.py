@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored
-from blockpool.wire import BatchError, EndpointError, KVEventBatch, decode_batch, encode_batch
+from blockpool.wire import BatchError, EndpointError, KVEventBatch, Publisher, decode_batch, encode_batch
 from blockpool.wire.codec import with_int_hashes
 from blockpool.wire.endpoints import endpoint_of_rank, is_bound
 from blockpool.wire.lean import read_lean
@@ -119,3 +119,10 @@ def test_no_endpoint_for_a_rank(endpoint: str, rank: int) -> None:
 def test_what_is_bound() -> None:
     assert [is_bound(one) for one in ("tcp://*:1", "tcp://[::]:1", "ipc://x", "inproc://x")] == [True] * 4
     assert not is_bound("tcp://10.0.0.1:5557")
+
+
+@pytest.mark.parametrize("rank", [-1, True, 1.5, "1"])
+def test_what_is_no_rank(rank: object) -> None:
+    pytest.importorskip("zmq")
+    with pytest.raises(EndpointError, match="data_parallel_rank must be an int of at least 0"):
+        Publisher("tcp://127.0.0.1:*", data_parallel_rank=rank)  # type: ignore[arg-type]

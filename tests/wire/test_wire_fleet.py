@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from blockpool.managers import (
     SlidingWindowSpec,
     make_manager,
 )
-from blockpool.pool import BlockPool, StorePayload
+from blockpool.pool import BlockPool, BlockStored, StorePayload
 from blockpool.wire import Fleet, GroupRuleError, HashFormError, KVEventBatch, Mirror, WorkerError, encode_batch
 from blockpool.wire.codec import with_int_hashes
 from tests.sizes import property_settings
@@ -229,3 +230,48 @@ def test_a_worker_that_announces_no_block_size_disturbs_nobody() -> None:
     overlap = fleet.overlap(DIGESTS[:1])
     assert overlap["good"].tokens == {"GPU": 1}
     assert overlap["bad"].tokens is None
+
+
+ODD_FACTS = {
+    "another size": {"block_size": 24},
+    "an unknown kind": {"kv_cache_spec_kind": "chunked_local_attention"},
+    "a window without a size": {"kv_cache_spec_kind": "sliding_window"},
+    "a window of nothing": {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 0},
+    "another kind": {"kv_cache_spec_kind": "mamba"},
+    "a group that is none": {"group_idx": -1},
+}
+
+
+@pytest.mark.parametrize("odd", ODD_FACTS.values(), ids=ODD_FACTS)
+def test_what_one_worker_says_of_groups_changes_nobody_elses_answer(odd: dict[str, object]) -> None:
+    def announced(digests: list[bytes], **changes: object) -> bytes:
+        event = BlockStored(
+            block_hashes=digests,  # type: ignore[arg-type]
+            parent_block_hash=None,
+            token_ids=[0] * (16 * len(digests)),
+            block_size=16,
+            lora_id=None,
+            medium="GPU",
+            lora_name=None,
+        )
+        return encode_batch(KVEventBatch(0.0, [msgspec.structs.replace(event, **changes)]))
+
+    fleet = Fleet()
+    fed(fleet, "a", announced(DIGESTS[:4]))
+    fed(fleet, "odd", announced(DIGESTS[5:6], **odd))
+    found = fleet.overlap(DIGESTS[:4])
+    assert found["a"].tokens == {"GPU": 64}
+    assert (found["odd"].status, found["odd"].tokens, found["odd"].last_known) == ("stale", None, None)
+    assert "group" in found["odd"].reason
+    fleet.leave("odd")
+    assert fleet.overlap(DIGESTS[:4])["a"].tokens == {"GPU": 64}
+
+
+@pytest.mark.parametrize("wrong", [None, "x", 1.5])
+def test_what_is_no_hash_is_refused(wrong: object) -> None:
+    fleet = Fleet()
+    fed(fleet, "w", stores(DIGESTS[0]))
+    with pytest.raises(HashFormError, match="a hash is bytes or an integer"):
+        fleet.overlap([wrong])  # type: ignore[list-item]
+    with pytest.raises(HashFormError):
+        fleet.mirrors["w"].copies(wrong)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from blockpool.wire.desk import Desk
 from blockpool.wire.holdings import Catalogue, Holdings
 from blockpool.wire.lean import Batch, Cleared, Removed, Stored
 from blockpool.wire.ledger import Ledger, Overflow
+from blockpool.wire.protocol import END, SNAPSHOT, snapshot_end
 from blockpool.wire.shelf import key_words
 from tests.sizes import property_settings
 
@@ -104,10 +105,16 @@ def stored(chain: list[bytes], first: int, last: int, group: int = 0) -> BlockSt
     )
 
 
+def told_by(ledger: Ledger) -> list[BlockStored]:
+    """Its snapshot, read as anybody reads it."""
+    events = [event for event in ledger.view().events() if event is not None]
+    return decode_batch(encode_batch(KVEventBatch(0.0, events))).events  # type: ignore[arg-type, return-value]
+
+
 def test_of_an_event_that_is_mostly_gone_little_is_kept() -> None:
     chain = [bytes([1, i]) * 16 for i in range(64)]
     ledger = Ledger()
-    ledger.store(stored(chain, 0, 64))
+    ledger.apply(stored(chain, 0, 64))
 
     def size() -> int:
         return sum(len(record.payload) for record in set(ledger._keys[0, "GPU"].values()))
@@ -115,7 +122,57 @@ def test_of_an_event_that_is_mostly_gone_little_is_kept() -> None:
     whole = size()
     ledger.remove((0, "GPU"), chain[4:])  # type: ignore[arg-type]
     assert size() < whole / 4
-    assert list(ledger.events()) == [stored(chain, 0, 4)]
+    assert told_by(ledger) == [stored(chain, 0, 4)]
+
+
+def test_neighbours_are_told_as_one_event() -> None:
+    """Whatever events announced them, and with the same bytes as if one had; what differs stays apart."""
+    chain = [bytes([1, i]) * 16 for i in range(40)]
+    ledger = Ledger()
+    for at in (0, 1, 2, 4, 6):
+        ledger.apply(stored(chain, at, at + (2 if at >= 2 else 1)))
+    assert [len(event.block_hashes) for event in told_by(ledger)] == [1, 1, 2, 2, 2]  # extra keys at 0, 3, 6
+    plain = Ledger()
+    for at in range(40):
+        plain.apply(msgspec.structs.replace(stored(chain, at, at + 1), extra_keys=None))
+    whole = msgspec.structs.replace(stored(chain, 0, 40), extra_keys=None)
+    assert told_by(plain) == [whole]
+    (event,) = [event for event in plain.view().events() if event is not None]
+    assert msgspec.msgpack.encode(event) == msgspec.msgpack.encode(whole)
+    for field, value in (("lora_id", 1), ("medium", None), ("session_id", "s"), ("token_ids", [1])):
+        odd = Ledger()
+        for at in range(2):
+            event = stored(chain, at + 1, at + 2)
+            odd.apply(msgspec.structs.replace(event, **{field: value}) if at else event)
+        assert len(told_by(odd)) == 2, field
+
+
+def test_parents_come_first_over_all_tiers() -> None:
+    chain = [bytes([1, i]) * 16 for i in range(3)]
+    ledger = Ledger()
+    ledger.apply(stored(chain, 0, 3))
+    ledger.apply(msgspec.structs.replace(stored(chain, 0, 1), medium="CPU"))
+    ledger.apply(BlockRemoved(block_hashes=[chain[0]], medium="GPU"))
+    assert [(event.medium, len(event.block_hashes)) for event in told_by(ledger)] == [("CPU", 1), ("GPU", 2)]
+
+
+def test_a_hash_twice_in_one_event_is_two_copies() -> None:
+    chain = [bytes([1, 1]) * 16] * 2
+    ledger = Ledger()
+    ledger.apply(stored(chain, 0, 2))
+    assert sum(len(event.block_hashes) for event in told_by(ledger)) == 2
+    ledger.apply(BlockRemoved(block_hashes=chain[:1], medium="GPU"))
+    assert sum(len(event.block_hashes) for event in told_by(ledger)) == 1
+
+
+def test_a_view_is_of_its_moment() -> None:
+    chain = [bytes([1, i]) * 16 for i in range(64)]
+    ledger = Ledger()
+    ledger.apply(stored(chain, 0, 64))
+    slices = ledger.view().events()
+    ledger.apply(BlockRemoved(block_hashes=list(chain[1:]), medium="GPU"))  # written anew meanwhile
+    assert next(event for event in slices if event is not None).block_hashes == chain
+    assert told_by(ledger) == [stored(chain, 0, 1)]
 
 
 @pytest.mark.parametrize("through_overflow", [False, True])
@@ -157,7 +214,7 @@ def test_a_snapshot_is_everything_that_is_there(through_overflow: bool, seed: in
         ledger.apply(late)
 
     told: Counter[tuple[int, bytes]] = Counter()
-    for event in ledger.events():
+    for event in told_by(ledger):
         chain = chains[event.block_hashes[0][0]]  # type: ignore[index]
         first = chain.index(event.block_hashes[0])  # type: ignore[arg-type]
         assert event == stored(chain, first, first + len(event.block_hashes), event.group_idx or 0)
@@ -175,6 +232,20 @@ ODD_EVENTS = {
     "a tier that is none": BlockRemoved(block_hashes=[b"x"], medium=["GPU"]),  # type: ignore[arg-type]
     "a group that is none": msgspec.structs.replace(stored([b"x"], 0, 1), group_idx={}),
     "a cleared tier that is none": AllBlocksCleared(medium=["GPU"]),  # type: ignore[arg-type]
+    **{
+        f"{field} {value!r}": msgspec.structs.replace(stored([b"x" * 32], 0, 1), **{field: value})
+        for field, value in {
+            "lora_id": "adapter-7",
+            "session_id": 5,
+            "token_ids": None,
+            "block_size": "4",
+            "extra_keys": ["x"],
+            "lookahead_token_ids": [3],
+            "parent_block_hash": "x",
+            "lora_name": 5,
+            "locality": 3,
+        }.items()
+    },
 }
 
 
@@ -193,7 +264,16 @@ def test_an_odd_event_raises_nothing_where_it_is_handed_over(odd: KVCacheEvent, 
     assert desk.put([stored(chain, 3, 4)]) == 4
     assert desk.send_one(lambda frames: None)
     status = desk.status()
-    assert (status.next_seq, status.snapshots) == (5, isinstance(odd, AllBlocksCleared))
+    assert (status.next_seq, status.snapshots) == (5, False)
+    assert list(desk.answers(SNAPSHOT)) == [END]
+    desk.put([AllBlocksCleared()])  # nothing of it is left
+    desk.put([stored(chain, 0, 1)])
+    while desk.send_one(lambda frames: None):
+        pass
+    assert desk.status().snapshots
+    (frames, end) = [one for one in desk.answers(SNAPSHOT) if one is not None]
+    assert decode_batch(frames[3]).events == [stored(chain, 0, 1)]
+    assert end == snapshot_end(1)
 
 
 @property_settings(100)
@@ -221,7 +301,7 @@ def test_who_names_no_group_or_tier_means_group_0_and_the_gpu(seed: int) -> None
         worker.apply(read_changes(payload), True)
         check.feed(seq, decode_batch(payload), payload)
     told: Counter[tuple[int, str, object]] = Counter()
-    for event in ledger.events():
+    for event in told_by(ledger):
         told.update((event.group_idx or 0, event.medium or "GPU", one) for one in event.block_hashes)
     assert told == +check.keys
     assert told == Counter(

@@ -159,7 +159,38 @@ def test_a_restart_behind_a_proxy_is_seen_by_an_old_number_with_a_new_content(ca
     if can_replay:
         assert (mirror.status, mirror.wanted) == ("catching_up", ReplayWanted(0))
         mirror.replayed([(0, stores(C))], status("two", 1))
+    else:  # or two publishers send, of which nobody can say who sends what comes next
+        assert (mirror.status, mirror.reason[:27]) == ("stale", "the publisher has restarted")
+        for seq, payload in enumerate([stores(A), stores(B), clears()], 1):
+            mirror.receive(seq, payload)
+            assert mirror.status == "stale"
+        mirror.disconnected()
+        mirror.connected()
+        mirror.receive(0, stores(C, ts=1.0))
     assert (mirror.status, mirror.sequence, C in mirror) == ("live", 0, True)
+
+
+def test_the_first_status_tells_that_the_publisher_has_sent_less() -> None:
+    """Somebody else's batch has fitted; a batch that came after the status was asked says nothing."""
+    mirror = live(stores(A))
+    mirror.receive(1, stores(B))
+    mirror.heard(status(next_seq=1), known=0)
+    assert mirror.status == "live"
+    mirror = live(stores(A))
+    mirror.receive(1, stores(B))
+    mirror.heard(status(next_seq=1), known=1)
+    assert (mirror.status, mirror.wants_reconnect, mirror.num_blocks) == ("catching_up", True, 0)
+
+
+def test_an_answer_that_is_too_long_is_no_answer() -> None:
+    mirror = live(stores(A))
+    mirror.receive(3, stores(B))
+    mirror.too_long("too long")
+    assert mirror.wanted == SnapshotWanted()
+    mirror.too_long("too long")
+    assert (mirror.status, mirror.wanted) == ("stale", None)
+    mirror.heard(status(next_seq=4))
+    assert mirror.wanted is None  # the next one would be as long
 
 
 def test_a_restart_without_anybody_to_ask_in_the_middle() -> None:

@@ -17,6 +17,7 @@ from blockpool.pool import AllBlocksCleared, BlockStored
 from blockpool.wire import (
     BatchError,
     EndpointError,
+    KVEventBatch,
     Mirror,
     Publisher,
     PublisherClosedError,
@@ -24,6 +25,7 @@ from blockpool.wire import (
     Subscriber,
     WireError,
     decode_batch,
+    encode_batch,
 )
 from blockpool.wire.desk import (
     MOST_ASKERS,
@@ -202,25 +204,53 @@ class TestS9:
             for _ in range(3):
                 one.publish(blocks.one_more())
             until(up_to(mirror, 2), reader)
-            shaken: list[None] = []
-            connected = mirror.connected
-            mirror.connected = lambda: shaken.append(connected())  # type: ignore[method-assign, func-returns-value]
             with Publisher(reader.endpoint, LOOPBACK) as second:
                 others.pool.get_new_blocks(1)
                 second.publish(others.one_more())
-                until(lambda: len(shaken) == 1 and mirror.wanted is None, reader)
+                until(lambda: "2 publishers are connected" in mirror.reason, reader)
+                assert mirror.status == "catching_up"  # what both send could fit by chance
                 reader.replay_endpoint = second.replay_endpoint
                 if noticed_by == "a heartbeat":
                     mirror.heard(PublisherStatus(publisher=second.publisher_id, next_seq=1))
                     assert mirror.wants_reconnect
-                else:
-                    one.close()
+                    reader.poll()
+                one.close()
                 until(up_to(mirror, 0), reader)
                 assert mirror.publisher == second.publisher_id
                 assert others.holds(mirror)
                 second.publish(others.one_more())
                 until(up_to(mirror, 1), reader)
                 assert others.holds(mirror)
+
+    def test_an_intruder_ends_being_live_at_once(self) -> None:
+        """Its batch would fit: nothing but its connection tells."""
+        blocks = Blocks()
+        mirror = Mirror()
+        with Publisher(LOOPBACK, LOOPBACK) as somebody:
+            replay = somebody.replay_endpoint
+        with (
+            Subscriber(mirror, LOOPBACK, replay, heartbeat_s=600) as reader,
+            Publisher(reader.endpoint, replay) as one,
+        ):
+            until(lambda: mirror._connected is True, reader)
+            one.publish(blocks.one_more())
+            until(up_to(mirror, 0), reader)
+            with Publisher(reader.endpoint) as intruder:
+                intruder.publish([AllBlocksCleared(medium="CPU")])
+                intruder.publish([AllBlocksCleared(medium="GPU")])
+                until(lambda: "2 publishers" in mirror.reason, reader)
+                one.publish(blocks.one_more())
+                for _ in range(20):
+                    reader.poll(0.01)
+                    assert mirror.status != "live"
+            until(up_to(mirror, 1), reader)
+            assert blocks.holds(mirror)
+
+    def test_no_socket_uses_the_heartbeats_that_abort_the_process(self) -> None:
+        with publisher() as one, subscriber(one) as reader:
+            for opened in reader.sockets:
+                assert opened.getsockopt(zmq.HEARTBEAT_IVL) == 0
+            assert reader._sub.getsockopt(zmq.TCP_KEEPALIVE) == 1
 
     def test_a_full_queue_never_makes_the_step_wait(self) -> None:
         blocks = Blocks()
@@ -377,6 +407,73 @@ class TestPublisher:
             assert (one.counts.failed, one.last_error is not None) == (1, True)
             assert one._thread.is_alive()
 
+    @pytest.mark.parametrize("refused", [SNAPSHOT, STATUS, sequence_bytes(0)])
+    def test_an_answer_that_raises_is_refused_and_the_thread_goes_on(self, refused: bytes) -> None:
+        blocks = Blocks()
+        with publisher() as one:
+            answers = one._desk.answers
+
+            def raising(question: bytes) -> Any:
+                yield from list(answers(question))[:1] if question == refused else answers(question)
+                if question == refused:
+                    raise RuntimeError("no answer")
+
+            one._desk.answers = raising  # type: ignore[method-assign]
+            one.publish(blocks.one_more())
+            until(lambda: one.counts.batches == 1)
+            ask(one, refused)
+            until(lambda: one.counts.refused == 1)
+            assert one.is_alive
+            assert one.last_error == "an answer: no answer"
+            one._desk.answers = answers  # type: ignore[method-assign]
+            assert len(ask(one, SNAPSHOT)) == 2
+
+    def test_a_thread_that_can_do_nothing_says_so(self) -> None:
+        with publisher() as one:
+            assert one.is_alive
+            one._send_some = lambda: 1 // 0  # type: ignore[method-assign]
+            one.publish([AllBlocksCleared()])
+            until(lambda: not one.is_alive)
+            assert one.last_error == "the thread gave up: ZeroDivisionError: integer division or modulo by zero"
+            assert one.publish([AllBlocksCleared()]) == 1
+        with publisher() as one:
+            pass
+        assert not one.is_alive
+
+    def test_batches_are_sent_while_a_snapshot_is_made(self) -> None:
+        """Its number is that of the moment when it began, and so is what it has."""
+        blocks = [i.to_bytes(32, "big") for i in range(6000)]
+        made = [
+            BlockStored(
+                block_hashes=[one],
+                parent_block_hash=None,
+                token_ids=[at],
+                block_size=1,
+                lora_id=None,
+                medium="GPU",
+                lora_name=None,
+            )
+            for at, one in enumerate(blocks)
+        ]
+        desk = Desk("me", clock=lambda: 0.0)
+        desk.put(made[:4000])
+        desk.send_one(lambda frames: None)
+        answers = Answers(desk.answers)
+        got: list[tuple[bytes, ...]] = []
+        answers.ask([b"a", b"", SNAPSHOT])
+        turns = 0
+        while len(answers):
+            answers.go_on(lambda frames: got.append(frames) is None)
+            assert answers.is_working or not len(answers)
+            desk.put([made[4000 + turns]])
+            desk.send_one(lambda frames: None)
+            turns += 1
+        assert turns > 3
+        assert desk.num_batches == turns + 1
+        assert {sequence_number(frames[3]) for frames in got[:-1]} == {0}
+        told = [one for frames in got[:-1] for event in decode_batch(frames[4]).events for one in event.block_hashes]  # type: ignore[union-attr]
+        assert sorted(told) == blocks[:4000]  # type: ignore[type-var]
+
     def test_what_is_no_event_is_refused(self) -> None:
         with publisher() as one:
             with pytest.raises(BatchError, match="not an event: 'junk'"):
@@ -401,6 +498,7 @@ class TestAnswers:
             def counted(asked: bytes) -> Iterator[tuple[bytes, ...]]:
                 nonlocal made
                 for frames in answers(asked):
+                    assert frames is not None
                     made += asked == question
                     yield frames
 
@@ -491,7 +589,7 @@ class TestSubscriber:
             asked = []
 
             def first_in_part(question: bytes) -> Any:
-                frames = list(answers(question))
+                frames = [one for one in answers(question) if one is not None]
                 if question == SNAPSHOT:
                     asked.append(len(frames))
                     if len(asked) == 1:
@@ -530,6 +628,69 @@ class TestSubscriber:
                 assert reader.mirror.publisher == "the next one"
                 counts = reader.mirror.counts
                 assert counts.replays + counts.snapshots == len(asked) - 1
+
+    def test_an_answer_without_end_does_not_hold_a_poll(self) -> None:
+        """Nor the memory: it is given up with the message that is one too many."""
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.PUB) as pub:
+            ports = [one.bind_to_random_port("tcp://127.0.0.1") for one in (pub, router)]
+            router.setsockopt(zmq.LINGER, 0)
+            stop, questions = threading.Event(), []
+
+            def answer() -> None:
+                who: bytes | None = None
+                while not stop.is_set():
+                    if router.poll(1 if who is None else 0):
+                        who, _, question = router.recv_multipart()
+                        questions.append(question)
+                        if question == STATUS:
+                            router.send_multipart((who, b"", b"", sequence_bytes(0), b"\x80"))
+                    elif who is not None and len(questions) > 1:
+                        router.send_multipart((who, b"", b"", sequence_bytes(7), b"x"))
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            mirror = Mirror(max_pending=2000)
+            try:
+                with Subscriber(mirror, *(f"tcp://127.0.0.1:{port}" for port in ports)) as reader:
+                    until(lambda: reader._question is not None and len(reader._question.answers) > 0, reader)
+                    before = len(reader._question.answers)  # type: ignore[union-attr]
+                    reader.poll()
+                    assert len(reader._question.answers) <= before + 256  # type: ignore[union-attr]
+                    until(lambda: "more than 2000 messages" in mirror.reason, reader)
+            finally:
+                stop.set()
+                thread.join()
+
+    def test_what_is_no_message_and_what_comes_twice_is_told(self) -> None:
+        told: list[tuple[str, int]] = []
+        with zmq.Context() as context, context.socket(zmq.PUB) as pub:
+            port = pub.bind_to_random_port("tcp://127.0.0.1")
+            mirror = Mirror()
+            with Subscriber(
+                mirror, f"tcp://127.0.0.1:{port}", on_fault=lambda rule, seq, _: told.append((rule, seq))
+            ) as reader:
+                until(lambda: mirror._connected is True, reader)
+                payload = encode_batch(KVEventBatch(0.0, []))
+
+                def heard() -> bool:  # who has just connected may not be heard by the publisher yet
+                    pub.send_multipart((b"", b""))
+                    return bool(told)
+
+                until(heard, reader)
+                for number in (0, 1, 1, 0, 2):
+                    pub.send_multipart((b"", sequence_bytes(number), payload + b""))
+                pub.send_multipart((b"", b"xx", payload))
+                pub.send_multipart((b"", sequence_bytes(3), payload, b"more"))
+                pub.send_multipart((b"", NO_MORE, payload))
+                pub.send_multipart((b"", sequence_bytes(3), payload))
+                until(up_to(mirror, 3), reader)
+                while told[1] == ("frames", -1):
+                    del told[0]
+                assert told[1:] == [("duplicate", 1), ("duplicate", 0), *[("frames", -1)] * 3]
+
+    def test_inside_the_process_there_must_be_somebody_to_ask(self) -> None:
+        with pytest.raises(EndpointError, match="needs a replay endpoint"):
+            Subscriber(Mirror(), "inproc://events")
 
     def test_a_port_that_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
         closed = []

@@ -1,10 +1,12 @@
 """`blockpool events`."""
 
 import math
+import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .exits import fail, input_errors, unless_interrupted
 
@@ -14,13 +16,29 @@ if TYPE_CHECKING:
     from blockpool.wire.check import StreamCheck, StreamFault
 
 FAULTS_FOUND = 1
+PIPE_CLOSED = 141
 SHOWN_HASH_DIGITS = 16
 SHOWN_DIFFERENCES = 20
 #: How long one look at the sockets may take; Ctrl-C is heard in between.
 LOOK_S = 0.2
 
+
+class UntilPipeCloses(TyperGroup):
+    """A reader that has seen enough (`| head`) is no fault: 141, as a command that SIGPIPE ends."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer goes nowhere
+            raise typer.Exit(PIPE_CLOSED) from None
+
+
 events = typer.Typer(
-    help="Streams of KV-cache events: watch, record, play, check.", no_args_is_help=True, rich_markup_mode=None
+    cls=UntilPipeCloses,
+    help="Streams of KV-cache events: watch, record, play, check.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", help="A publisher's PUB socket, tcp://host:5557.")]
@@ -50,9 +68,9 @@ def tail(
 ) -> None:
     """Watch a stream: a line per event, and one whenever what is known of it stops or begins to be true.
 
-    Exit code: 0, 2 no such endpoint, 130 interrupted.
+    Exit code: 0, 2 no such endpoint, 130 interrupted, 141 its reader has gone.
 
-    Example: blockpool events tail tcp://localhost:5557 --replay tcp://localhost:5558
+    Example: blockpool events tail tcp://localhost:5557 --replay tcp://localhost:5657
     """
     for seq, payload in _follow(endpoint, replay, topic, count):
         _print_batch(seq, payload, as_json)
@@ -72,16 +90,24 @@ def record(
 
     Exit code: 0, 2 no such endpoint or file, 130 interrupted.
 
-    Example: blockpool events record tcp://localhost:5557 events.jsonl --replay tcp://localhost:5558
+    Example: blockpool events record tcp://localhost:5557 events.jsonl --replay tcp://localhost:5657
     """
     from blockpool.wire.recording import record_line
 
     with input_errors(OSError), open(file, "wb") as out:
-        number = 0
-        for number, (seq, payload) in enumerate(_follow(endpoint, replay, topic, count), 1):  # noqa: B007
+        number = num_none = 0
+        for seq, payload in _follow(endpoint, replay, topic, count):
+            if seq < 0:
+                num_none += 1
+                typer.echo(
+                    "left out: a message that is no batch (not three frames, with a number of 8 bytes)", err=True
+                )
+                continue
             out.write(record_line(seq, payload))
             out.flush()
-    typer.echo(f"{number:,} batches in {file}")
+            number += 1
+    left_out = f", {num_none:,} messages left out" if num_none else ""
+    typer.echo(f"{number:,} batches in {file}{left_out}")
 
 
 @events.command(short_help="Show a recorded stream, or send it again.")
@@ -104,7 +130,7 @@ def play(
 
     Exit code: 0, 2 no recording or no such endpoint, 130 interrupted.
 
-    Example: blockpool events play events.jsonl 'tcp://*:5557' --replay 'tcp://*:5558' --speed 10
+    Example: blockpool events play events.jsonl 'tcp://*:5557' --replay 'tcp://*:5657' --speed 10
     """
     from blockpool.wire import WireError
     from blockpool.wire.player import LONGEST_PAUSE_S, Player
@@ -153,7 +179,7 @@ def check(
 
     Example: blockpool events check events.jsonl --num-blocks 4096
     """
-    from blockpool.wire.check import RULES, StreamCheck
+    from blockpool.wire.check import RULES, StreamCheck, StreamFault
 
     allowed = set(allow or ())
     if not allowed <= set(RULES):
@@ -161,9 +187,13 @@ def check(
     with input_errors(ValueError):
         checked = StreamCheck(convention, num_blocks)
     faults: list[StreamFault] = []
-    for batch in _batches(source, replay, topic, count):
-        faults += [fault for fault in checked.feed(*batch) if fault.rule not in allowed]
-    if checked.num_batches == 0:
+    for seq, batch, payload, place in _batches(source, replay, topic, count):
+        if seq < 0:
+            found = [StreamFault("frames", checked.next_seq, None, f"a message of {len(payload)} bytes is none")]
+        else:
+            found = checked.feed(seq, batch, payload, place)
+        faults += [fault for fault in found if fault.rule not in allowed]
+    if checked.num_batches == 0 and not faults:
         fail(f"{source}: no batches")
     _report(checked, faults, as_json)
     if faults:
@@ -181,7 +211,7 @@ def diff(
 ) -> None:
     """Compare the index that a stream says with the one that a pool has: keys by group and tier.
 
-    Exit code: 0 the same, 1 different, 2 no recording or no dump.
+    Exit code: 0 the same, 1 different, 2 no recording (nor an empty one) or no dump.
 
     Example: blockpool events diff events.jsonl dump.json
     """
@@ -199,6 +229,8 @@ def diff(
         if isinstance(batch, BatchError):
             fail(f"{place}: {batch}")
         followed.feed(seq, batch, payload, place)
+    if followed.num_batches == 0:
+        fail(f"{file}: no batches")
     with unless_interrupted(), input_errors(DumpFileError, DumpError):
         found = compare_with_dumps(followed.keys, load_dumps(dump), followed.convention == "per_copy")
     if as_json:
@@ -207,7 +239,7 @@ def diff(
     else:
         for one in found[:SHOWN_DIFFERENCES]:
             typer.echo(
-                f"group {one.group}, {one.tier}: {one.block_hash[:32]} {one.in_events} times in the events,"
+                f"group {one.group}, {_shown(one.tier)}: {one.block_hash[:32]} {one.in_events} times in the events,"
                 f" {one.in_dump} in the dump"
             )
         if len(found) > SHOWN_DIFFERENCES:
@@ -222,14 +254,33 @@ def diff(
 
 
 def _follow(endpoint: str, replay: str | None, topic: str, count: int | None) -> Iterator[tuple[int, bytes]]:
-    """The batches of a live stream in their order, and on stderr what is known of it."""
+    """The batches of a live stream in their order, and on stderr what is known of it.
+
+    One that came twice is given twice, in its place; what is no message has -1 for its number.
+    """
     from blockpool.wire import Mirror, Subscriber, WireError
 
     _check_topic(topic)
     ready: list[tuple[int, bytes]] = []
-    mirror = Mirror(on_batch=lambda seq, payload: ready.append((seq, payload)))
+    twice: dict[int, list[tuple[int, bytes]]] = {}
+
+    def once(seq: int, payload: bytes) -> None:
+        ready.append((seq, payload))
+        ready.extend(twice.pop(seq, ()))
+
+    def again(rule: str, seq: int, payload: bytes) -> None:
+        if seq <= mirror.sequence:
+            ready.append((seq, payload))
+        else:  # the first one waits for what is missing
+            twice.setdefault(seq, []).append((seq, payload))
+
+    mirror = Mirror(on_batch=once)
     status, given = "", 0
-    with unless_interrupted(), input_errors(WireError), Subscriber(mirror, endpoint, replay, topic=topic) as reader:
+    with (
+        unless_interrupted(),
+        input_errors(WireError),
+        Subscriber(mirror, endpoint, replay, topic=topic, on_fault=again) as reader,
+    ):
         while count is None or given < count:
             reader.poll(LOOK_S)
             for batch in ready[: None if count is None else count - given]:
@@ -277,12 +328,15 @@ def _print_batch(seq: int, payload: bytes, as_json: bool) -> None:
     from blockpool.wire import BatchError
     from blockpool.wire.recording import read_batch, record_line
 
+    if seq < 0:
+        typer.echo("a message that is no batch", err=True)
+        return
     if as_json:
         typer.echo(record_line(seq, payload).decode().rstrip())
         return
     batch = read_batch(payload)
     if isinstance(batch, BatchError):
-        typer.echo(f"{seq:>8} cannot be decoded: {batch}")
+        typer.echo(f"{seq:>8} cannot be decoded: {_shown(str(batch))}")
         return
     rank = "" if batch.data_parallel_rank is None else f" rank {batch.data_parallel_rank}"
     for event in batch.events:
@@ -293,8 +347,8 @@ def _line(event: "KVCacheEvent") -> str:
     from blockpool.pool import AllBlocksCleared, BlockStored
 
     if isinstance(event, AllBlocksCleared):
-        return f"cleared  {event.medium or 'every tier'}"
-    place = f"{event.medium or '-'} group {event.group_idx or 0}"
+        return f"cleared  {_shown(event.medium or 'every tier')}"
+    place = f"{_shown(event.medium or '-')} group {event.group_idx or 0}"
     blocks = " ".join(_hash(one) for one in event.block_hashes[:3])
     more = len(event.block_hashes) - 3
     blocks += f" and {more:,} more" if more > 0 else ""
@@ -302,8 +356,13 @@ def _line(event: "KVCacheEvent") -> str:
         return f"removed  {place}  {blocks}"
     parent = "the start" if event.parent_block_hash is None else _hash(event.parent_block_hash)
     extras = [event.kv_cache_spec_kind, event.lora_name and f"lora {event.lora_name}"]
-    about = "".join(f", {extra}" for extra in extras if extra)
+    about = "".join(f", {_shown(extra)}" for extra in extras if extra)
     return f"stored   {place}  {blocks} after {parent} ({len(event.token_ids):,} tokens{about})"
+
+
+def _shown(text: str) -> str:
+    """What others have written, without what a terminal would obey."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def _hash(one: bytes | int) -> str:
@@ -333,7 +392,7 @@ def _report(checked: "StreamCheck", faults: "list[StreamFault]", as_json: bool) 
     for fault, times in first_of_each(faults):
         where = f"batch {fault.seq}" + ("" if fault.event is None else f", event {fault.event}")
         place = f" ({fault.place})" if fault.place else ""
-        typer.echo(f"FAULT {fault.rule}: {where}{place}: {fault.detail}")
+        typer.echo(f"FAULT {fault.rule}: {where}{place}: {_shown(fault.detail)}")
         typer.echo(f"  {fault.why}")
         if times > 1:
             typer.echo(f"  and {times - 1:,} more of the kind")

@@ -28,9 +28,11 @@ class MetricsCollector:
 
     Whatever is given is reported: a `manager`'s pools and statistics (or `pools` alone), one `sampler` per pool,
     a `publisher`, the mirrors of a `fleet`. `model_name` and `engine` label every metric, as vLLM does. A scrape
-    walks the records of every pool once.
+    walks the records of every pool once. Of several engines in one process the collectors are given to one more,
+    which is registered in their place, so that each metric is one family: `MetricsCollector(others=[first, second])`.
 
-    Raises MissingPrometheusError without prometheus-client.
+    Raises ValueError for two collectors with the same `model_name` and `engine`, MissingPrometheusError without
+    prometheus-client.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class MetricsCollector:
         fleet: Fleet | None = None,
         model_name: str = "",
         engine: str = "0",
+        others: Sequence[MetricsCollector] = (),
     ) -> None:
         try:
             from prometheus_client import core, utils
@@ -57,12 +60,35 @@ class MetricsCollector:
         self.publisher = publisher
         self.fleet = fleet
         self._labels = {"model_name": model_name, "engine": engine}
+        self.others = list(others)
+        told = [(*one._labels.values(),) for one in self._every()]
+        if len(set(told)) < len(told):
+            raise ValueError(f"two collectors have the same model_name and engine: {told}")
+
+    def _every(self) -> Iterator[MetricsCollector]:
+        if not self.others or self._reports():
+            yield self
+        for one in self.others:
+            yield from one._every()
+
+    def _reports(self) -> bool:
+        return bool(self.pools or self.samplers or self.publisher or self.fleet)
 
     def describe(self) -> list[object]:
         """Nothing: what there is depends on what is attached."""
         return []
 
     def collect(self) -> Iterator[object]:
+        """Each family once, with the samples of every engine."""
+        families: dict[str, Any] = {}
+        for one in self._every():
+            for family in one._own():
+                there = families.setdefault(family.name, family)
+                if there is not family:
+                    there.samples.extend(family.samples)
+        yield from families.values()
+
+    def _own(self) -> Iterator[Any]:
         if self.pools:
             yield from self._pools()
         if self.manager is not None:

@@ -21,6 +21,7 @@ Key = tuple[int, str, BlockHash]  # group, tier, hash
 #: Every rule by its name, and why it is one.
 RULES = {
     "batch": "every payload is a batch of events; what one that is not has said is lost to every reader",
+    "frames": "a message has three frames: topic, number (eight bytes, big endian) and payload; readers skip others",
     "sequence": "batches are numbered without gaps; a missing one leaves every reader wrong about its blocks",
     "duplicate": "a batch is sent once; who counts copies counts a second one as more of them",
     "restart": "numbers begin anew only with a new publisher, whose index begins empty",
@@ -37,6 +38,8 @@ RULES = {
     "capacity": "there are no more keys than blocks: a block that is used anew loses its old key first",
 }
 TIERS = ("GPU", "CPU", "STORAGE")
+#: Batches that are remembered to tell one that comes again from a restart.
+REMEMBERED = 1024
 #: Groups that are looked into for a key that is not where it is removed.
 SEARCHED_GROUPS = 64
 WHOLE_KINDS = (None, "full_attention", "mla_attention", "sink_full_attention")
@@ -77,8 +80,13 @@ class StreamCheck:
         self._form: str | None = None
         self._groups: dict[int, tuple[str | None, int | None]] = {}
         self._sizes: dict[int, int] = {}
-        self._last: bytes | None = None
+        self._recent: dict[int, int] = {}  # hashes of payloads, by their numbers
         self._faults: list[StreamFault] = []
+
+    @property
+    def next_seq(self) -> int:
+        """The number that is expected next."""
+        return max(0, self._next)
 
     def feed(
         self, seq: int, batch: KVEventBatch | BatchError, payload: bytes | None = None, place: str = ""
@@ -112,17 +120,22 @@ class StreamCheck:
             missing = str(self._next) if seq == self._next + 1 else f"{self._next} to {seq - 1}"
             fault("sequence", f"batch {seq} follows {self._next - 1}: {missing} missing")
             self._begins_late = True
-        elif seq == self._next - 1 and payload is not None and payload == self._last:
+        elif seq < self._next and payload is not None and self._recent.get(seq) == hash(payload):
             fault("duplicate", f"batch {seq} came twice")
             counts = False
         elif seq < self._next:
             fault("restart", f"batch {seq} follows {self._next - 1}")
             self.keys.clear()
             self._counts.clear()
+            self._recent.clear()
             self._begins_late = seq > 0
         if counts:
             self._next = seq + 1
-            self._last = payload
+            if payload is not None:
+                self._recent.pop(seq, None)
+                self._recent[seq] = hash(payload)
+                if len(self._recent) > REMEMBERED:
+                    del self._recent[next(iter(self._recent))]
         return counts
 
     def _event(self, event: KVCacheEvent) -> Iterator[tuple[str, str]]:

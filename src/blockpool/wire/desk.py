@@ -6,9 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from blockpool.pool import KVCacheEvent
+from blockpool.pool import AllBlocksCleared, KVCacheEvent
 from blockpool.wire.codec import HashForm, KVEventBatch, encode_batch, with_int_hashes
-from blockpool.wire.ledger import Ledger, Overflow
+from blockpool.wire.ledger import SLICE, Ledger, Overflow, Told
 from blockpool.wire.outbox import Outbox, Waiting
 from blockpool.wire.protocol import (
     END,
@@ -22,8 +22,12 @@ from blockpool.wire.protocol import (
 
 #: Blocks per batch of a snapshot.
 SNAPSHOT_BLOCKS = 1024
+#: Blocks that are gone through before whoever waits for a snapshot sees a sign of life.
+SIGN_BLOCKS = 1 << 17
 #: Batches of a replay that are looked up in one go.
 PIECE = 256
+#: Slices of work in a row for one answer, before batches are sent again.
+SLICES = 8
 #: Who may wait for answers at a time, with how many questions, and how many of them for snapshots, which are large.
 MOST_ASKERS = 256
 MOST_QUESTIONS = 16
@@ -61,6 +65,7 @@ class Desk:
         self.convention = convention
         self.clock = clock
         self.outbox = Outbox(max_queue_size)
+        self.gives_snapshots = snapshots
         self.ledger: Ledger | None = Ledger() if snapshots else None
         self.buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self.last_settled = -1  # the last number whose batch was sent or given up
@@ -122,32 +127,41 @@ class Desk:
         """`events`: None when they could not be brought into the form that is sent."""
         if events is None:
             self.ledger = None
-        elif self.ledger is not None:
-            try:
-                for event in events:
-                    self.ledger.apply(event)
-            except Exception as error:  # what cannot be written cannot be given: there are no snapshots any more
-                self.ledger = None
-                self.last_error = f"batch {seq}: {error}"
+        elif self.gives_snapshots:
+            self._follow(seq, events)
         self.last_settled = seq
+
+    def _follow(self, seq: int, events: list[KVCacheEvent]) -> None:
+        """What cannot be read again cannot be given: there are no snapshots until every tier is cleared."""
+        for event in events:
+            if self.ledger is None and isinstance(event, AllBlocksCleared) and event.medium is None:
+                self.ledger = Ledger()
+            if self.ledger is not None:
+                try:
+                    self.ledger.apply(event)
+                except Exception as error:
+                    self.ledger = None
+                    self.last_error = f"batch {seq}: {error}; there are no snapshots any more"
 
     # -- the replay socket -----------------------------------------------------------------------------
 
-    def answers(self, question: bytes) -> Iterator[Frames]:
+    def answers(self, question: bytes) -> Iterator[Frames | None]:
         """The messages that answer a question, without the identity of who has asked.
 
         Made as they are taken: a replay of what the buffer still has when its turn comes, up to what was there when
-        it began. A snapshot is of one moment, and is whole in memory.
+        it began; a snapshot of the moment at which it began. None: there is more, after a little work.
         """
         if question == STATUS:
             yield b"", self.topic, sequence_bytes(self.last_settled + 1), encode_status(self.status())
             return
         if question == SNAPSHOT:
-            if snapshot := list(self._snapshot()):
-                yield from snapshot
-                yield snapshot_end(len(snapshot))
-                return
-        elif len(question) == 8:
+            count = 0
+            for frames in self._snapshot():
+                count += frames is not None
+                yield frames
+            yield snapshot_end(count) if count else END
+            return
+        if len(question) == 8:
             first, last = int.from_bytes(question, "big"), self.last_settled
             while piece := [one for one in self.buffer if first <= one[0] <= last][:PIECE]:
                 for seq, payload in piece:
@@ -165,23 +179,33 @@ class Desk:
             snapshots=self.ledger is not None,
         )
 
-    def _snapshot(self) -> Iterator[Frames]:
-        """Batches that together are the index, each under the number of the last batch that it contains."""
+    def _snapshot(self) -> Iterator[Frames | None]:
+        """Batches that together are the index, each under the number of the last batch that it contains.
+
+        While it is gathered, batches without events say that it comes.
+        """
         if self.ledger is None:
             return
-        number = sequence_bytes(self.last_settled)
-        events: list[KVCacheEvent] = []
-        num_blocks = 0
-        for event in self.ledger.events(breathe):
+        # Batches after this time are not in it, however long it takes to write.
+        view, number, ts = self.ledger.view(), sequence_bytes(self.last_settled), self.clock()
+        events: list[Told] = []
+        num_blocks = num_slices = 0
+        for event in view.events():
+            if event is None:
+                num_slices += 1
+                if num_slices * SLICE % SIGN_BLOCKS == 0:
+                    yield b"", self.topic, number, self._encoded(ts, [])
+                yield None
+                continue
             events.append(event)
             num_blocks += len(event.block_hashes)
             if num_blocks >= SNAPSHOT_BLOCKS:
-                yield b"", self.topic, number, self._encoded(events)
+                yield b"", self.topic, number, self._encoded(ts, events)
                 events, num_blocks = [], 0
-        yield b"", self.topic, number, self._encoded(events)
+        yield b"", self.topic, number, self._encoded(ts, events)
 
-    def _encoded(self, events: list[KVCacheEvent]) -> bytes:
-        return encode_batch(KVEventBatch(self.clock(), events, self.data_parallel_rank))
+    def _encoded(self, ts: float, events: list[Told]) -> bytes:
+        return encode_batch(KVEventBatch(ts, events, self.data_parallel_rank))  # type: ignore[arg-type]
 
 
 class _Asker:
@@ -189,21 +213,29 @@ class _Asker:
 
     def __init__(self, now: float) -> None:
         self.questions: deque[bytes] = deque()
-        self.answer: Iterator[Frames] = iter(())
+        self.answer: Iterator[Frames | None] = iter(())
         self.next: Frames | None = None
+        self.is_busy = False  # its answer has not ended
         self.is_snapshot = False
         self.took_at = now
 
 
 class Answers:
-    """Answers on their way, each as far as its asker takes it: one that does not read costs next to nothing."""
+    """Answers on their way, each as far as its asker takes it: one that does not read costs next to nothing.
+
+    An answer that raises is refused: it ends there, and is counted. `is_working`: whether somebody waits for what has
+    to be made first, and not for room.
+    """
 
     def __init__(
-        self, answer: Callable[[bytes], Iterable[Frames]], clock: Callable[[], float] = time.monotonic
+        self, answer: Callable[[bytes], Iterable[Frames | None]], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._answer = answer
         self._clock = clock
         self._askers: dict[bytes, _Asker] = {}
+        self.is_working = False
+        self.num_refused = 0
+        self.last_error: str | None = None
 
     def __len__(self) -> int:
         """How many wait for something."""
@@ -224,6 +256,7 @@ class Answers:
     def go_on(self, send: Callable[[Frames], bool]) -> None:
         """A few messages to everybody who is owed some. `send` says whether there was room; OSError: it is gone."""
         now = self._clock()
+        self.is_working = False
         for who, asker in list(self._askers.items()):
             try:
                 is_owed = self._send_some(who, asker, send, now)
@@ -234,16 +267,25 @@ class Answers:
 
     def _send_some(self, who: bytes, asker: _Asker, send: Callable[[Frames], bool], now: float) -> bool:
         """Whether there is more."""
+        slices = 0
         for _ in range(PIECE):
             if asker.next is None:
                 asker.took_at = now
-                if not self._begin(asker):
+                if not asker.is_busy and not self._begin(asker):
                     return bool(asker.questions)
-            assert asker.next is not None
-            if not send((who, *asker.next)):
-                return True
-            asker.took_at = now
-            asker.next = next(asker.answer, None)
+                if not self._take_next(asker):
+                    breathe()
+                    slices += 1
+                    if slices == SLICES:
+                        self.is_working = True
+                        return True
+                    continue
+            if asker.next is not None:
+                if not send((who, *asker.next)):
+                    return True
+                asker.took_at = now
+                asker.next = None
+        self.is_working = True
         return True
 
     def _begin(self, asker: _Asker) -> bool:
@@ -255,6 +297,27 @@ class Answers:
             if sum(one.is_snapshot for one in self._askers.values()) >= MOST_SNAPSHOTS:
                 return False
             asker.is_snapshot = True
-        asker.answer = iter(self._answer(asker.questions.popleft()))
-        asker.next = next(asker.answer)
+        asker.is_busy = True
+        question = asker.questions.popleft()
+        try:
+            asker.answer = iter(self._answer(question))
+        except Exception as error:
+            self._refuse(asker, error)
         return True
+
+    def _take_next(self, asker: _Asker) -> bool:
+        """Its next message, or the end of its answer. False when it is not made yet."""
+        try:
+            asker.next = next(asker.answer)
+        except StopIteration:
+            asker.is_busy = asker.is_snapshot = False
+            return True
+        except Exception as error:
+            self._refuse(asker, error)
+            return True
+        return asker.next is not None
+
+    def _refuse(self, asker: _Asker, error: Exception) -> None:
+        self.num_refused += 1
+        self.last_error = f"an answer: {error}"
+        asker.answer = iter((END,))

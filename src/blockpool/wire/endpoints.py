@@ -33,6 +33,12 @@ def endpoint_of_rank(endpoint: str, rank: int) -> str:
     return f"{host}:{int(port) + rank}"
 
 
+def check_rank(rank: object) -> None:
+    """Raises EndpointError for what is no data-parallel rank, nor None."""
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
+        raise EndpointError(f"data_parallel_rank must be an int of at least 0, or None, not {rank!r}")
+
+
 def scheme_of(endpoint: str) -> str:
     """Raises EndpointError unless it is one that we know, with a port that there is."""
     scheme, colon, rest = endpoint.partition("://")

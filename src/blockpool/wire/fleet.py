@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from blockpool.managers import KVCacheGroupSpec
+from blockpool.managers import KVCacheGroupSpec, KVCacheSpec, SpecError
 from blockpool.wire.errors import GroupRuleError, HashFormError, WorkerError
 from blockpool.wire.holdings import Catalogue
 from blockpool.wire.mirror import Convention, Mirror, MirrorStatus, check_hash
@@ -15,6 +16,7 @@ from blockpool.wire.rules import Fact, GroupRules, Masks, Numbers, spec_of
 from blockpool.wire.shelf import Shelf, key_words, low_words
 
 BlockHash = bytes | int
+Said = dict[int, tuple[Fact, ...]]  # what one worker's events said of each group
 #: The order of the tiers, fastest first; others follow by name.
 TIERS = ("GPU", "CPU", "STORAGE")
 
@@ -24,20 +26,23 @@ class Overlap(msgspec.Struct, frozen=True):
 
     A tier's figure is the longest prefix that can be resumed from with it and the faster ones before it. `tokens` is
     None unless the worker's mirror is live; `last_known` is what is left of the truth otherwise, None for a worker
-    that was never heard.
+    that was never heard. A worker whose events cannot be those of the fleet's model is stale here, `reason` says why,
+    and both are None.
     """
 
     status: MirrorStatus
     tokens: dict[str, int] | None
     last_known: dict[str, int] | None
+    reason: str = ""
 
 
 class Fleet:
     """Workers that run one model.
 
     `hash_block_size`: tokens per hash of a question; unless stated, the smallest block that was announced. `groups`:
-    the spec of each group; unless stated, what the events say, which is not enough for every kind. `partial_hits`:
-    whether the engine's hits may end inside a block.
+    the spec of each group; with both the answers are the engine's own. Unless stated, groups are what the events say:
+    that is not enough for every kind, and a group of which no worker has announced anything yet is not known, so that
+    answers are upper bounds until each has. `partial_hits`: whether the engine's hits may end inside a block.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Fleet:
         self._mirrors: dict[str, Mirror] = {}
         self._rules: GroupRules | None = None
         self._rules_from: object = None
+        self._odd: dict[str, str] = {}
 
     @property
     def mirrors(self) -> dict[str, Mirror]:
@@ -96,26 +102,32 @@ class Fleet:
         """What each worker has of a prompt, given its chain of hashes, one per `hash_block_size` tokens.
 
         By each group's own rule: a window needs its last blocks only, a state its last one; what counts is what all
-        groups can resume from. Raises GroupRuleError for a group whose rule is not known, HashFormError for integer
-        hashes when a worker announces digests, and for integers that have more than 64 bits.
+        groups can resume from. A worker that says of a group what most others do not, or what no rule is for, is
+        stale here and changes nobody else's answer.
+
+        Raises GroupRuleError when no worker's groups have rules that are known, HashFormError for what is no hash,
+        for integer hashes when a worker announces digests, and for integers that have more than 64 bits.
         """
         hashes = list(block_hashes)
         with self.catalogue.lock:
-            mirrors = list(self._mirrors.items())
-            lengths = self._lengths(hashes)
+            rules, odd = self._current_rules()
+            lengths = self._lengths(hashes, rules, odd)
             return {
-                worker: _overlap(mirror, {tier: int(length[mirror.holdings.slot]) for tier, length in lengths})
-                for worker, mirror in mirrors
+                worker: Overlap(MirrorStatus.STALE, None, None, odd[worker])
+                if worker in odd
+                else _overlap(mirror, {tier: int(length[mirror.holdings.slot]) for tier, length in lengths})
+                for worker, mirror in self._mirrors.items()
             }
 
-    def _lengths(self, hashes: list[BlockHash]) -> list[tuple[str, Numbers]]:
+    def _lengths(
+        self, hashes: list[BlockHash], rules: GroupRules | None, odd: Mapping[str, str]
+    ) -> list[tuple[str, Numbers]]:
         """[slots] usable tokens, for each tier with the faster ones before it."""
         num_slots = 64 * int(self.catalogue.num_words)
         tiers = self._tiers()
-        rules = self._current_rules()
         if rules is None or not rules.managers or not hashes:
             return [(tier, np.zeros(num_slots, dtype=np.int64)) for tier in tiers]
-        keys = self._keys_of(hashes)
+        keys = self._keys_of(hashes, odd)
         out: list[tuple[str, Numbers]] = []
         rows = {group: np.zeros((len(hashes), num_slots // 64), dtype=np.uint64) for group in rules.managers}
         for tier in tiers:
@@ -135,7 +147,7 @@ class Fleet:
         known = {medium for _, medium in self.catalogue.shelves} | {TIERS[0]}
         return [tier for tier in TIERS if tier in known] + sorted(known - set(TIERS))
 
-    def _keys_of(self, hashes: list[BlockHash]) -> list[object]:
+    def _keys_of(self, hashes: list[BlockHash], odd: Mapping[str, str]) -> list[object]:
         """What to look for: the digests themselves, and their 64-bit form where workers announce that."""
         for one in hashes:
             check_hash(one)
@@ -143,42 +155,88 @@ class Fleet:
         some_int = any(one.has_int_hashes for one in held)
         if not isinstance(hashes[0], bytes):
             for worker, mirror in self._mirrors.items():
-                if mirror.holdings.has_byte_hashes:
+                if mirror.holdings.has_byte_hashes and worker not in odd:
                     raise HashFormError(f"worker {worker!r} announces whole digests: ask with digests, not integers")
             return [low_words(hashes)]
         if some_int:
             return [key_words(hashes), low_words(hashes)]
         return [key_words(hashes)]
 
-    def _current_rules(self) -> GroupRules | None:
-        """None while no group is known."""
+    def _current_rules(self) -> tuple[GroupRules | None, dict[str, str]]:
+        """None while no group is known; and the workers that do not fit them, with the reason."""
         if self.groups is not None and self.hash_block_size is not None:
             if self._rules is None:
                 self._rules = GroupRules(self.hash_block_size, self.groups, self.partial_hits)
-            return self._rules
-        facts: dict[int, list[Fact]] = {}
-        for mirror in self._mirrors.values():
-            for group, told in mirror.holdings.facts.items():
-                here = facts.setdefault(group, [])
-                here.extend(fact for fact in told if fact not in here)
-        facts = {group: told for group, told in facts.items() if told}
-        if not facts:
-            return None
-        if facts != self._rules_from:
-            unit = self.hash_block_size or min(fact[0] for told in facts.values() for fact in told)
-            self._rules = GroupRules(unit, self.groups or _groups_of(facts, unit), self.partial_hits)
-            self._rules_from = facts
-        return self._rules
+            return self._rules, {}
+        told = {
+            worker: {group: tuple(facts) for group, facts in mirror.holdings.facts.items() if facts}
+            for worker, mirror in self._mirrors.items()
+        }
+        told = {worker: groups for worker, groups in told.items() if groups}
+        if told != self._rules_from:
+            self._rules_from = None
+            self._rules, self._odd = self._learn(told)
+            self._rules_from = told
+        return self._rules, self._odd
+
+    def _learn(self, told: dict[str, Said]) -> tuple[GroupRules | None, dict[str, str]]:
+        """The rules that fit most workers. Raises GroupRuleError when those of nobody are known."""
+        odd: dict[str, str] = {}
+        specs: dict[str, dict[int, KVCacheSpec]] = {}
+        first: GroupRuleError | None = None
+        for worker, groups in told.items():
+            try:
+                specs[worker] = {group: spec_of(group, list(facts)) for group, facts in groups.items()}
+            except GroupRuleError as error:
+                if self.groups is None:
+                    first = first or error
+                    odd[worker] = f"{error}"
+        # In each group what most workers say; of as many, what was said first.
+        votes: dict[int, Counter[KVCacheSpec]] = {}
+        for said in specs.values():
+            for group, spec in said.items():
+                votes.setdefault(group, Counter())[spec] += 1
+        chosen = {group: max(votes[group], key=votes[group].__getitem__) for group in sorted(votes)}
+        for worker, said in specs.items():
+            for group, spec in said.items():
+                if type(spec) is not type(chosen[group]) or not _fit(spec, chosen[group]):
+                    odd[worker] = f"its group {group} is {_words(spec)}, where others have {_words(chosen[group])}"
+        # A worker that has a boundary alone so far speaks of smaller units.
+        for worker, said in specs.items():
+            if worker not in odd:
+                for group, spec in said.items():
+                    if spec.block_size > chosen[group].block_size:
+                        chosen[group] = spec
+        while chosen:
+            facts = [fact for worker in told if worker not in odd for said in told[worker].values() for fact in said]
+            unit = self.hash_block_size or min(fact[0] for fact in facts)
+            groups_of = {group: KVCacheGroupSpec((str(group),), spec) for group, spec in chosen.items()}
+            try:
+                return GroupRules(unit, self.groups or groups_of, self.partial_hits), odd
+            except (SpecError, GroupRuleError) as error:
+                first = first or GroupRuleError(f"the groups that events tell of are no model's: {error}")
+            # Without the group that the fewest have told of, and those who have.
+            rare = min(chosen, key=lambda group: (votes[group].total(), -group))
+            del chosen[rare]
+            odd |= {worker: f"{first}" for worker, said in specs.items() if rare in said and worker not in odd}
+            if len(odd) == len(told):
+                break
+        if first is not None:
+            raise first
+        return None, odd
 
 
-def _groups_of(facts: dict[int, list[Fact]], unit: int) -> dict[int, KVCacheGroupSpec]:
-    groups = {}
-    for group, told in sorted(facts.items()):
-        spec = spec_of(group, told)
-        if spec.block_size % unit:
-            raise GroupRuleError(f"group {group} has blocks of {spec.block_size} tokens, no multiple of {unit}")
-        groups[group] = KVCacheGroupSpec((str(group),), spec)
-    return groups
+def _fit(one: KVCacheSpec, other: KVCacheSpec) -> bool:
+    """Whether the same group can be both, when one of them is known by a boundary inside a block alone."""
+    sizes = sorted((one.block_size, other.block_size))
+    return sizes[1] % sizes[0] == 0 and all(
+        getattr(one, field) == getattr(other, field) for field in one.__struct_fields__ if field != "block_size"
+    )
+
+
+def _words(spec: KVCacheSpec) -> str:
+    window = getattr(spec, "sliding_window", None)
+    return f"{type(spec).__name__} of {spec.block_size}" + ("" if window is None else f", window {window}")
 
 
 def _overlap(mirror: Mirror, lengths: dict[str, int]) -> Overlap:

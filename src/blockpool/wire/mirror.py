@@ -49,7 +49,9 @@ Wanted = ReplayWanted | SnapshotWanted
 
 
 def check_hash(block_hash: bytes | int) -> None:
-    """Raises HashFormError for an integer that is announced by nobody."""
+    """Raises HashFormError for what is no hash, and for an integer that is announced by nobody."""
+    if not isinstance(block_hash, bytes | int):
+        raise HashFormError(f"a hash is bytes or an integer, not {block_hash!r}")
     if not isinstance(block_hash, bytes) and not -(1 << 63) <= block_hash < 1 << 64:
         raise HashFormError(f"an integer hash has 64 bits, {block_hash} has more")
 
@@ -75,7 +77,8 @@ class Mirror:
     `convention`: how the publisher announces copies of a key: "per_copy", each; "first_last", the first and the
     last, so that announcing a key again means nothing; "detect": as its `status` says, else a key that is announced
     again is one copy more. `max_blocks`: copies that are kept at most, `max_pending`: batches that wait for missing
-    ones; beyond either the mirror gives up what it has, and so it does when there is no end of groups and tiers.
+    ones, and messages of one answer; beyond a limit the mirror gives up what it has, and so it does when there is no
+    end of groups and tiers.
     `can_replay`: whether anybody can be asked for what is missing. `on_batch(seq, payload)` is called for each batch
     in its turn, also for one that cannot be read; not for what a snapshot contains. It must not raise.
     """
@@ -114,6 +117,7 @@ class Mirror:
         self._connected: bool | None = None  # nobody has said yet
         self._exact = True  # the index is the publisher's as of `sequence`
         self._in_doubt = False  # a connection began, and who is at its other end has not been found out
+        self._is_muddled = False  # this connection brings two streams, or one that began anew: nobody can say
         self._wanted: Wanted | None = None
         self._pending: dict[int, bytes] = {}
         self._marks = array("q", bytes(8 * REMEMBERED))
@@ -173,14 +177,16 @@ class Mirror:
         with self.lock:
             self._connect()
 
-    def disconnected(self) -> None:
+    def disconnected(self, reason: str = "the connection is cut") -> None:
         """The connection was cut: what comes next may be another publisher's."""
         with self.lock:
             self._connected = False
             self._pending.clear()
             self._wanted = None
             if self.status is MirrorStatus.LIVE:
-                self._set(MirrorStatus.CATCHING_UP, "the connection is cut")
+                self._set(MirrorStatus.CATCHING_UP, reason)
+            elif self.status is not MirrorStatus.STALE:
+                self._set(self.status, reason)
 
     def gave_up(self, reason: str) -> None:
         """It has been trying for too long, says whoever has a clock."""
@@ -209,10 +215,18 @@ class Mirror:
             if self._connected:  # else it is a left-over of a connection that was cut
                 self._receive(seq, payload)
 
-    def heard(self, status: PublisherStatus) -> None:
-        """A heartbeat: what the publisher says of itself."""
+    def heard(self, status: PublisherStatus, known: int = -1) -> None:
+        """A heartbeat: what the publisher says of itself. `known`: the mirror's `sequence` when it was asked."""
         with self.lock:
-            self._heard(status)
+            self._heard(status, known)
+
+    def too_long(self, reason: str) -> None:
+        """The answer to what is wanted has more messages than `max_pending`."""
+        with self.lock:
+            if self._wanted is not None:
+                self._has_overflowed = self._has_overflowed or isinstance(self._wanted, SnapshotWanted)
+                self._wanted = None
+                self._lose(reason)
 
     def replayed(self, batches: list[tuple[int, bytes]], status: PublisherStatus | None) -> None:
         """The whole answer to a `ReplayWanted`, and the publisher's status behind it (None: it has no such thing)."""
@@ -243,6 +257,7 @@ class Mirror:
     def _connect(self) -> None:
         self._connected = True
         self._in_doubt = True
+        self._is_muddled = False
         self.wants_reconnect = False
         self._pending.clear()
         if self.can_replay:
@@ -259,6 +274,8 @@ class Mirror:
                 return
             # In one stream everything after it is the new publisher's too.
             self._restarted("a batch has an old number and a new content")
+        if not self.can_replay:
+            self._in_doubt = False
         self._newest = max(self._newest, seq)
         if self._wanted is not None or self.status is MirrorStatus.CATCHING_UP:
             self._keep(seq, payload)
@@ -273,7 +290,7 @@ class Mirror:
 
     def _starts_anew(self, seq: int, payload: bytes) -> bool:
         """Where nothing is known for sure, a first batch, or one that empties every tier, is where truth begins."""
-        if self._exact or (seq != 0 and not _empties_all(payload)):
+        if self._exact or self._is_muddled or (seq != 0 and not _empties_all(payload)):
             return False
         if seq == 0:
             self.holdings.forget()
@@ -466,7 +483,7 @@ class Mirror:
 
     # -- whose batches these are ---------------------------------------------------------------------------
 
-    def _heard(self, status: PublisherStatus) -> None:
+    def _heard(self, status: PublisherStatus, known: int) -> None:
         if self.publisher is not None and status.publisher != self.publisher:
             self._restarted("it is another one")
             self._reconnect()
@@ -477,7 +494,7 @@ class Mirror:
             if self.status is MirrorStatus.LIVE:
                 self._miss("whether the publisher is the one of before has been asked")
             return
-        if self._has_begun_anew(status, self._known):
+        if self._has_begun_anew(status, max(self._known, known)):
             self._restarted("it has fewer batches than before")
             self._reconnect()
             return
@@ -553,6 +570,8 @@ class Mirror:
             self._set(MirrorStatus.CATCHING_UP, reason)
             self._want_replay()
         else:
+            # Or there are two publishers, whose batches would fit each other by chance: the next connection tells.
+            self._is_muddled = not self._in_doubt  # with a connection's first batch it is a restart
             self._exact = False
             self._wanted = None
             self._set(MirrorStatus.STALE, reason)

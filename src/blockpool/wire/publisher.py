@@ -14,7 +14,7 @@ import msgspec
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from blockpool.wire.codec import HashForm
 from blockpool.wire.desk import Answers, Desk, Frames
-from blockpool.wire.endpoints import endpoint_of_rank, is_bound
+from blockpool.wire.endpoints import check_rank, endpoint_of_rank, is_bound
 from blockpool.wire.errors import BatchError, EndpointError, PublisherClosedError
 from blockpool.wire.extra import import_zmq
 
@@ -25,12 +25,14 @@ IDLE_MS = 1000
 ANSWER_HWM = 64
 #: When somebody who is owed an answer has no room for it.
 LOOK_AGAIN_MS = 5
+#: Turns of the thread in a row that may fail before it gives up.
+MOST_FAILURES = 100
 
 
 class PublisherCounts(msgspec.Struct, frozen=True):
     """Since the publisher was made. `failed`: batches that could not be written or sent; they count as dropped too.
 
-    `waiting`: batches in the queue now.
+    `waiting`: batches in the queue now. `refused`: questions whose answers could not be made.
     """
 
     batches: int = 0
@@ -39,6 +41,7 @@ class PublisherCounts(msgspec.Struct, frozen=True):
     dropped: int = 0
     failed: int = 0
     waiting: int = 0
+    refused: int = 0
 
 
 class Publisher:
@@ -49,7 +52,8 @@ class Publisher:
     `data_parallel_rank`: stamped on each batch, None leaves it out. `hash_form`: whole digests, or "int", their
     64-bit form, as vLLM by default. `convention`: how the pool announces copies, for readers who ask.
     `max_queue_size`: batches that may wait to be sent; `hwm`: messages that wait for one slow reader. `snapshots`:
-    whether to keep what a snapshot needs (some hundred bytes per announced block, on the publisher's thread).
+    whether to keep what a snapshot needs (some hundred bytes per announced block, on the publisher's thread; while
+    one is given, as much again for each reader at most).
     `publisher_id`: how its id begins; how it goes on is new each time, so that readers notice a restart.
 
     Raises MissingExtraError without pyzmq, EndpointError when an endpoint cannot be opened.
@@ -76,6 +80,7 @@ class Publisher:
             raise ValueError(f'hash_form must be "bytes" or "int", not {hash_form!r}')
         if buffer_steps < 1 or max_queue_size < 1:
             raise ValueError(f"buffer_steps {buffer_steps} and max_queue_size {max_queue_size} must be at least 1")
+        check_rank(data_parallel_rank)
         life = os.urandom(16).hex()
         self.publisher_id = f"{publisher_id}-{life}" if publisher_id else life
         self._desk = Desk(
@@ -91,6 +96,7 @@ class Publisher:
         )
         self._answers = Answers(lambda question: self._desk.answers(question))
         self._closing = False
+        self._died_of: str | None = None
         self._deadline = 0.0
         self._idle = False
         # A name inside the process can be reached through the process's own context alone.
@@ -142,8 +148,16 @@ class Publisher:
 
     @property
     def last_error(self) -> str | None:
-        """Why a batch could not be written or sent, the last time that it happened."""
-        return self._desk.last_error
+        """Why a batch could not be written, sent or followed, or a question not answered; what ended the thread."""
+        return self._died_of or self._desk.last_error or self._answers.last_error
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread runs: False after `close()`, in a forked child, and when it has given up.
+
+        Nothing is sent and nobody answered then, though `publish` goes on as if its queue were full.
+        """
+        return self._thread.is_alive()
 
     @property
     def counts(self) -> PublisherCounts:
@@ -155,6 +169,7 @@ class Publisher:
             desk.num_dropped,
             desk.num_failed,
             desk.outbox.num_batches,
+            self._answers.num_refused,
         )
 
     def close(self, timeout_s: float = 1.0) -> None:
@@ -189,24 +204,37 @@ class Publisher:
         if self._router is not None:
             poller.register(self._router, self._zmq.POLLIN)
         outbox = self._desk.outbox
+        num_failures = 0
         try:
             while not (self._closing and (not len(outbox) or time.monotonic() > self._deadline)):
-                busy = self._send_some()
-                if not busy:
-                    # Said before the queue is looked at once more: who puts something in later rings.
-                    self._idle = True
-                    busy = len(outbox) > 0 or self._closing
-                ready = dict(poller.poll(0 if busy else LOOK_AGAIN_MS if len(self._answers) else IDLE_MS))
-                self._idle = False
-                if self._bell.fileno() in ready:
-                    self._hush()
-                if self._router in ready:
-                    self._answers.ask(self._router.recv_multipart())
-                if len(self._answers):
-                    self._answers.go_on(self._send_answer)
+                try:
+                    self._turn(poller)
+                    num_failures = 0
+                except Exception as error:  # one turn's trouble is not the next one's, unless it never ends
+                    num_failures += 1
+                    self._desk.last_error = f"{type(error).__name__}: {error}"
+                    if num_failures == MOST_FAILURES:
+                        self._died_of = f"the thread gave up: {self._desk.last_error}"
+                        return
         finally:
             left = max(0.0, self._deadline - time.monotonic()) if self._closing else 0.0
             self._close_sockets(int(1000 * left))
+
+    def _turn(self, poller: Any) -> None:
+        answers, outbox = self._answers, self._desk.outbox
+        busy = self._send_some() or answers.is_working
+        if not busy:
+            # Said before the queue is looked at once more: who puts something in later rings.
+            self._idle = True
+            busy = len(outbox) > 0 or self._closing
+        ready = dict(poller.poll(0 if busy else LOOK_AGAIN_MS if len(answers) else IDLE_MS))
+        self._idle = False
+        if self._bell.fileno() in ready:
+            self._hush()
+        if self._router in ready:
+            answers.ask(self._router.recv_multipart())
+        if len(answers):
+            answers.go_on(self._send_answer)
 
     def _hush(self) -> None:
         try:

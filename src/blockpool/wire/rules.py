@@ -17,6 +17,7 @@ from blockpool.managers import (
     MambaSpec,
     SingleTypeKVCacheManager,
     SlidingWindowSpec,
+    SpecError,
     make_manager,
 )
 from blockpool.managers.resume import margin_behind, parts_to_resume, step_between
@@ -33,6 +34,15 @@ WINDOW_KINDS = ("sliding_window", "sliding_window_mla")
 
 def spec_of(group: int, facts: list[Fact]) -> KVCacheSpec:
     """A group's spec from what its events said. Raises GroupRuleError where they do not say enough."""
+    if group < 0:
+        raise GroupRuleError(f"group {group} is none: groups are counted from 0")
+    try:
+        return _spec_of(group, facts)
+    except SpecError as error:
+        raise GroupRuleError(f"group {group}: {error}") from None
+
+
+def _spec_of(group: int, facts: list[Fact]) -> KVCacheSpec:
     # A boundary inside a block is announced in smaller units.
     size = max(fact[0] for fact in facts)
     kind = next((fact[1] for fact in facts if fact[1] is not None), None)
@@ -65,6 +75,10 @@ class GroupRules:
     """All groups of one model. `unit`: tokens per hash. Every usable prefix is a multiple of `step` tokens."""
 
     def __init__(self, unit: int, groups: Mapping[int, KVCacheGroupSpec], partial_hits: bool = True) -> None:
+        for group, spec in groups.items():
+            if spec.kv_cache_spec.block_size % unit:
+                size = spec.kv_cache_spec.block_size
+                raise GroupRuleError(f"group {group} has blocks of {size} tokens, no multiple of {unit}")
         pool = BlockPool(1, hash_block_size=unit)
         made = {group: make_manager(pool, group, spec) for group, spec in groups.items()}
         self.unit = unit

@@ -20,9 +20,15 @@ from blockpool.wire.protocol import (
     sequence_number,
 )
 
-#: Messages that are taken in before the clock and the other socket are looked at.
+#: Messages that are taken in before the clock and the other socket are looked at, and for how long at most.
 READ_IN_A_ROW = 256
-
+READ_S = 0.05
+#: A connection whose other end says nothing for so long is tried by TCP itself, so often, so many times.
+KEEPALIVE_IDLE_S = 10
+KEEPALIVE_INTERVAL_S = 5
+KEEPALIVE_TRIES = 3
+#: Messages of an answer that may wait in the socket, and at least these: vLLM's drops what finds no room.
+LEAST_ANSWER_HWM = 1000
 
 #: How long a port that was just given up may stay taken.
 REBIND_S = 2.0
@@ -34,8 +40,9 @@ class _Question:
     A status is asked before what is wanted and after it: with the same id in both, nobody else has answered between.
     """
 
-    def __init__(self, wanted: Wanted | None, asked_at: float) -> None:
+    def __init__(self, wanted: Wanted | None, known: int, asked_at: float) -> None:
         self.wanted = wanted
+        self.known = known
         self.heard_at = asked_at
         self.before: PublisherStatus | None = None
         self.answers: list[tuple[int, bytes]] = []
@@ -49,9 +56,11 @@ class Subscriber:
     `endpoint`: the publisher's PUB socket (one with `*` is bound here, for publishers that connect);
     `replay_endpoint`: its ROUTER, without which a gap cannot be closed. `heartbeat_s`: how often its status is asked;
     `reply_timeout_s`: how long an answer may pause; `give_up_s`: how long a mirror may be catching up before it is
-    stale. `clock`: seconds that only rise.
+    stale. `on_fault(rule, seq, payload)`: told of what the mirror is not, a message that came twice ("duplicate") and
+    one that is none ("frames", without a number). `clock`: seconds that only rise.
 
-    Raises MissingExtraError without pyzmq, EndpointError when an endpoint cannot be opened.
+    Raises MissingExtraError without pyzmq, EndpointError when an endpoint cannot be opened, and for inproc:// without
+    a replay endpoint: there nothing says when a publisher goes.
     """
 
     def __init__(
@@ -65,9 +74,12 @@ class Subscriber:
         reply_timeout_s: float = 5.0,
         give_up_s: float = 60.0,
         hwm: int = 100_000,
+        on_fault: Callable[[str, int, bytes], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._zmq = import_zmq("Subscriber")
+        if scheme_of(endpoint) == "inproc" and replay_endpoint is None:
+            raise EndpointError(f"{endpoint!r} needs a replay endpoint: nothing else says when its publisher goes")
         self.mirror = mirror
         self.endpoint = endpoint
         self.replay_endpoint = replay_endpoint
@@ -82,6 +94,9 @@ class Subscriber:
         self._well_until = clock()
         self._dealer: Any = None
         self._monitor: Any = None
+        self._on_fault = on_fault
+        self._num_peers = 0
+        self._heard_last = -1  # the number of the newest batch of this subscription
         mirror.can_replay = replay_endpoint is not None
         inside = any(one is not None and scheme_of(one) == "inproc" for one in (endpoint, replay_endpoint))
         self._context = self._zmq.Context.instance() if inside else self._zmq.Context()
@@ -156,10 +171,14 @@ class Subscriber:
         """
         zmq = self._zmq
         self._close_subscription()
+        self._num_peers = 0
+        self._heard_last = -1
         self._sub = self._context.socket(zmq.SUB)
         self._sub.setsockopt(zmq.LINGER, 0)
         self._sub.setsockopt(zmq.RCVHWM, self._hwm)
-        self._sub.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(1000 * self.heartbeat_s)))
+        # No ZMQ_HEARTBEAT_IVL: where it gives up a connection whose input stands still at RCVHWM, libzmq (4.3.5; its
+        # issues 3937 and 4767) aborts the process. TCP looks after the connection, `status` after the publisher.
+        self._keep_alive(self._sub)
         self._sub.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._sub.setsockopt(zmq.SUBSCRIBE, self._topic)
         if "::" in self.endpoint:
@@ -172,6 +191,12 @@ class Subscriber:
             self._sub.connect(self.endpoint)
         if self._monitor is None:
             self._connected()
+
+    def _keep_alive(self, made: Any) -> None:
+        made.setsockopt(self._zmq.TCP_KEEPALIVE, 1)
+        made.setsockopt(self._zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S)
+        made.setsockopt(self._zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_INTERVAL_S)
+        made.setsockopt(self._zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_TRIES)
 
     def _bind(self) -> None:
         """Where the last socket was, whatever port a wildcard gave it; it may be a moment until that is free."""
@@ -210,7 +235,11 @@ class Subscriber:
                 break
             number = int.from_bytes(frames[0][:2], "little")
             if number == self._zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._connected()
+                self._num_peers += 1
+                if self._num_peers == 1:
+                    self._connected()
+                else:  # of which one may be gone soon; their batches may fit each other by chance
+                    self.mirror.disconnected(f"{self._num_peers} publishers are connected")
             elif number == self._zmq.EVENT_DISCONNECTED:
                 self.mirror.disconnected()
                 self._open_subscription()
@@ -222,7 +251,10 @@ class Subscriber:
         return True
 
     def _read_subscription(self) -> int:
+        end = time.monotonic() + READ_S
         for received in range(READ_IN_A_ROW):
+            if time.monotonic() > end:
+                return received
             try:
                 frames = self._sub.recv_multipart(self._zmq.NOBLOCK)
             except self._zmq.Again:
@@ -230,10 +262,22 @@ class Subscriber:
             # What cut the connection was noticed before anything came over the next one.
             if not self._watch_connection():
                 return received
-            if len(frames) != 3 or len(frames[1]) != 8:
+            if len(frames) != 3 or len(frames[1]) != 8 or frames[1] == NO_MORE:
+                self._blame("frames", -1, b"".join(frames))
                 continue
-            self.mirror.receive(sequence_number(frames[1]), frames[2])
+            self._receive(sequence_number(frames[1]), frames[2])
         return READ_IN_A_ROW
+
+    def _receive(self, seq: int, payload: bytes) -> None:
+        num_duplicates = self.mirror.counts.duplicates if seq <= self._heard_last else 0
+        self.mirror.receive(seq, payload)
+        if seq <= self._heard_last and self.mirror.counts.duplicates > num_duplicates:
+            self._blame("duplicate", seq, payload)
+        self._heard_last = max(self._heard_last, seq)
+
+    def _blame(self, rule: str, seq: int, payload: bytes) -> None:
+        if self._on_fault is not None:
+            self._on_fault(rule, seq, payload)
 
     # -- the replay socket -------------------------------------------------------------------------------
 
@@ -244,7 +288,8 @@ class Subscriber:
         self._question = None
         self._dealer = self._context.socket(self._zmq.DEALER)
         self._dealer.setsockopt(self._zmq.LINGER, 0)
-        self._dealer.setsockopt(self._zmq.RCVHWM, 0)  # an answer is as long as it is
+        self._dealer.setsockopt(self._zmq.RCVHWM, max(LEAST_ANSWER_HWM, self.mirror.max_pending))
+        self._keep_alive(self._dealer)
         self._dealer.setsockopt(self._zmq.RECONNECT_IVL_MAX, 1000)
         self._dealer.connect(self.replay_endpoint)
 
@@ -258,7 +303,7 @@ class Subscriber:
         if wanted is None and (not is_due or self.has_status is False):
             return
         self._next_heartbeat = self._clock() + self.heartbeat_s
-        self._question = _Question(wanted, self._clock())
+        self._question = _Question(wanted, self.mirror.sequence, self._clock())
         self._dealer.send_multipart((b"", STATUS))
         if isinstance(wanted, ReplayWanted):
             self._dealer.send_multipart((b"", sequence_bytes(wanted.first)))
@@ -268,7 +313,10 @@ class Subscriber:
             self._dealer.send_multipart((b"", STATUS))
 
     def _read_answers(self) -> None:
-        while self._dealer is not None and self._question is not None:
+        end = time.monotonic() + READ_S
+        for _ in range(READ_IN_A_ROW):
+            if self._dealer is None or self._question is None or time.monotonic() > end:
+                return
             try:
                 frames = self._dealer.recv_multipart(self._zmq.NOBLOCK)
             except self._zmq.Again:
@@ -289,6 +337,9 @@ class Subscriber:
             elif payload == b"" and frames[-2] == NO_MORE:
                 question.parts_left = 1
                 question.num_messages = _count_in(frames)
+            elif len(question.answers) >= self.mirror.max_pending:
+                self.mirror.too_long(f"the answer has more than {self.mirror.max_pending} messages")
+                self._open_dealer()
             else:
                 question.answers.append((sequence_number(frames[-2]), payload))
 
@@ -305,7 +356,7 @@ class Subscriber:
         else:
             self.mirror.snapshot(answers[-1][0] if answers else -1, [payload for _, payload in answers], before)
         if status is not None:
-            self.mirror.heard(status)
+            self.mirror.heard(status, question.known)
 
     def _keep_time(self) -> None:
         now = self._clock()
