@@ -15,7 +15,7 @@ from blockpool.engine import (
     Scheduler,
     SchedulerOutput,
 )
-from blockpool.managers import SlidingWindowSpec
+from blockpool.managers import ChunkedLocalAttentionSpec, CrossAttentionSpec, SlidingWindowSpec
 from tests.engine.driver import FULL, cache, prompt
 
 
@@ -241,6 +241,23 @@ def test_a_report_of_another_load_of_the_same_id_changes_nothing() -> None:
     assert again.is_loading
     assert s.num_late_reports == 3
     assert s.finished_recving("a", load_id=new)
+
+
+def test_a_load_that_never_fits_leaves_the_hit_as_it_was() -> None:
+    """The hit ends inside a block that the load would bring; without the load, the request starts from it."""
+    manager = cache(6, ChunkedLocalAttentionSpec(2, 11), CrossAttentionSpec(4), unit=2)
+    s = Scheduler(manager, max_num_seqs=4, max_num_batched_tokens=64, connector=Elsewhere(26))
+    request = prompt("a", 28, unit=2, num_encoder_tokens=4)
+    assert manager.get_computed_blocks(request).num_tokens == 22
+    s.add_request(request)
+    for _ in range(3):
+        output = s.schedule()
+        if output.num_scheduled_tokens:
+            break
+        ran(s, output)
+        s.failed_recving("a")
+    assert output.num_scheduled_tokens == {"a": 6}
+    assert s.take_finished() == []
 
 
 # -- ids and leases ----------------------------------------------------------------------------------

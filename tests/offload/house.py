@@ -131,4 +131,5 @@ class House:
         assert self.offloader._storer.is_idle
         assert not self.offloader._num_asked()
         assert not self.offloader._loads
+        assert not self.offloader._loading
         assert not self.offloader._aborted

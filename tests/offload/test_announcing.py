@@ -8,9 +8,10 @@ import pytest
 
 from blockpool.managers import SlidingWindowSpec
 from blockpool.offload import DiskTier, HostTier, Namespace, OffloadError
+from blockpool.offload.namespace import digest_of
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored
 from blockpool.wire.ledger import Ledger
-from tests.offload.house import FULL, NAMESPACE, House, prompt
+from tests.offload.house import FULL, House, prompt
 from tests.offload.plain_tier import PlainTier
 
 
@@ -30,7 +31,7 @@ def test_what_is_announced_is_what_the_tiers_hold() -> None:
         for tier in (fast, slow):
             for key in tier.pages:
                 group_id = int.from_bytes(key[-4:], "big")
-                expected.setdefault((group_id, tier.medium), set()).add(key[len(NAMESPACE.prefix) : -4])
+                expected.setdefault((group_id, tier.medium), set()).add(digest_of(key))
         assert announced(ledger) == expected
     fast.clear()
     for event in house.offloader.take_events():
@@ -103,3 +104,10 @@ def test_only_pages_that_can_be_read_here_are_announced_and_by_one() -> None:
     other.run(prompt("d", [8] * 9))
     assert tier.take_changes() == []
     House([tier], usable_blocks=20, events=True)
+
+
+def test_tiers_of_one_medium_cannot_be_told_apart() -> None:
+    tiers = [PlainTier(10, "one"), PlainTier(10, "two")]
+    with pytest.raises(OffloadError, match=r"\['CPU', 'CPU'\]"):
+        House(tiers, events=True)
+    House(tiers)

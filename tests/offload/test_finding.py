@@ -64,7 +64,7 @@ def test_the_furthest_boundary_is_the_one_of_the_definition(seed: int) -> None:
         spec = random_spec(c)
         groups.append(KVCacheGroupSpec((str(at),), spec, draft_margin=not spec.is_state and c.random() < 0.3))
     manager = KVCacheManager(KVCacheConfig(9, tuple(groups), hash_block_size=2), tells_stored=True)
-    finder = Finder(manager, b"prefix..")
+    finder = Finder(manager, [b"start"] * len(groups))
     request = Request("a", [c.randrange(9) for _ in range(c.randint(1, 70))], hasher=HASHER)
     keys = [its[position] for its in finder.keys(request) for position in range(its.num_blocks)]
     share = c.choice([0.5, 0.9, 0.97, 1.0])

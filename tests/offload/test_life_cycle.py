@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from blockpool.hashing import ExtraKeys
+from blockpool.managers import FullAttentionSpec
 from blockpool.offload import DiskTier, HostTier, Namespace, OffloadError
 from tests.offload.house import FULL, NAMESPACE, House, prompt
 from tests.offload.plain_tier import PlainTier
@@ -147,6 +148,20 @@ def test_another_layout_under_the_same_hashes_is_another_namespace() -> None:
     assert other.computed(prompt("b", 17)) == 17
     same = House([tier], usable_blocks=20)
     assert same.computed(prompt("c", 17)) == 1
+
+
+def test_another_block_size_is_another_page() -> None:
+    """The digest at the end of a larger block is that of a smaller one."""
+    tier = PlainTier(100)
+    house = House([tier], usable_blocks=40)
+    house.run(prompt("a", 33))
+    other = House([tier], usable_blocks=40, specs=(FullAttentionSpec(8),))
+    assert other.computed(prompt("b", 33)) == 33
+    assert other.offloader.load_failures == []
+    other.forget()
+    assert other.computed(prompt("c", 33)) == 1
+    house.forget()
+    assert house.computed(prompt("d", 33)) == 1
 
 
 def test_clearing_one_tier_leaves_the_others() -> None:

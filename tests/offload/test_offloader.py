@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from threading import Event
 from typing import Any
 
@@ -13,6 +13,7 @@ from blockpool.cache import KVCacheConfig, KVCacheManager
 from blockpool.engine import FinishReason, ShadowStore
 from blockpool.managers import KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
 from blockpool.offload import Loaded, Offloader, OffloadError, Stored
+from blockpool.offload.offloader import Answer
 from blockpool.offload.tier import Buffer
 from tests.offload.house import FULL, NAMESPACE, House, prompt
 from tests.offload.plain_tier import PlainTier
@@ -649,15 +650,13 @@ def test_what_cannot_be_is_refused_by_name() -> None:
     groups = (KVCacheGroupSpec(("layer",), FULL),)
     config = KVCacheConfig(9, groups, hash_block_size=4)
     store = ShadowStore(config)
-    manager = KVCacheManager(config, tells_stored=True)
+    manager = KVCacheManager(config)
     tier = PlainTier(10)
 
     def build(**options: Any) -> None:
         usual: dict[str, Any] = {"manager": manager, "memory": store, "tiers": [tier], "namespace": NAMESPACE}
         Offloader(**(usual | options))
 
-    with pytest.raises(OffloadError, match="tells_stored=True"):
-        build(manager=KVCacheManager(config))
     with pytest.raises(OffloadError, match="names of their own"):
         build(tiers=[tier, PlainTier(3)])
     with pytest.raises(OffloadError, match=r"'plain'.*group 0.*64 bytes.*room for 8"):
@@ -748,3 +747,134 @@ def test_a_server_is_asked_for_ever() -> None:
         house.run(prompt(f"r{number}", range(10 * (number % 75), 10 * (number % 75) + 9)))
     assert house.offloader.num_loaded_tokens == 75 * 8
     house.sound()
+
+
+def test_steps_that_were_planned_before_their_loads_began() -> None:
+    """An engine that plans ahead: each step runs when the next was planned already."""
+    tier = PlainTier(1000)
+    house = House([tier], usable_blocks=100)
+    prompts = [[number, *range(8)] for number in range(10)]
+    for number, tokens in enumerate(prompts):
+        house.run(prompt(f"w{number}", tokens))
+    house.forget()
+    scheduler = house.scheduler
+    before: Any = None
+    for number, tokens in enumerate(prompts):
+        scheduler.add_request(prompt(f"r{number}", tokens))
+        house.poll()
+        output = scheduler.schedule()
+        if before is not None:
+            results = house.worker.execute(before)
+            house.offloader.step_has_run(before)
+            scheduler.update(before.step_id, results)
+            house.move()
+        before = output if output.step_id >= 0 else None
+    if before is not None:
+        results = house.worker.execute(before)
+        house.offloader.step_has_run(before)
+        scheduler.update(before.step_id, results)
+    house.run()
+    assert house.offloader.num_loaded_tokens == 80
+    assert house.offloader.losses == {}
+    house.sound()
+
+
+def test_loads_of_one_step_share_the_room() -> None:
+    tier = PlainTier(1000)
+    house = House([tier], usable_blocks=100, most_pages=4)
+    for number in range(8):
+        house.run(prompt(f"w{number}", [number] * 9))
+    house.forget()
+    for number in range(8):
+        house.engine.add_request(prompt(f"r{number}", [number] * 9))
+    house.step()
+    assert house.offloader.transfers.num_loading == 4
+    house.run()
+    assert house.offloader.num_loaded_tokens == 64
+    house.sound()
+
+
+def test_what_is_hit_while_it_is_on_its_way_elsewhere_goes_to_both() -> None:
+    fast, slow = PlainTier(100, "fast"), PlainTier(100, "slow", "STORAGE")
+    house = House([fast, slow], usable_blocks=40, store_when={"slow": "hits=1"})
+    house.engine.add_request(prompt("a", 9))
+    house.step()
+    house.poll()  # on its way to the fast one
+    house.engine.add_request(prompt("b", 9))
+    house.step()
+    house.poll()
+    assert (len(fast.pages), len(slow.pages)) == (0, 0)
+    house.move()
+    house.poll()
+    house.move()
+    house.poll()
+    assert (len(fast.pages), len(slow.pages)) == (2, 2)
+    house.sound()
+
+
+def test_after_close_the_cache_tells_nobody() -> None:
+    tier = PlainTier(100)
+    house = House([tier], usable_blocks=20)
+    house.run(prompt("a", 9))
+    house.offloader.close()
+    assert not house.manager.tells_stored
+    house.run(prompt("b", 9))
+    assert house.manager.take_hits() == []
+    assert house.manager.take_stored() == []
+
+
+def test_who_waits_for_a_load_goes_through_its_pages_once() -> None:
+    tier = PlainTier(1000)
+    house = House([tier], usable_blocks=100)
+    house.run(prompt("a", 41))
+    house.forget()
+    for name in "bcd":
+        house.engine.add_request(prompt(name, 41))
+    house.step()
+    house.step()
+    waiting = house.scheduler.requests["c"].connector_answer
+    assert isinstance(waiting, Answer)
+    assert waiting.waits_for is not None
+
+    class Untouched(list[bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            raise AssertionError("once is enough")
+
+    waiting.keys = Untouched(waiting.keys)
+    house.step()
+    waiting.keys = []
+    house.run()
+    house.sound()
+
+
+def test_a_prompt_of_a_million_tokens_is_looked_up_by_a_thread() -> None:
+    tier = PlainTier(10)
+    house = House([tier], usable_blocks=10)
+    request = prompt("a", 1_000_000)
+    assert house.offloader.get_num_external_tokens(request, 0) is None
+    transfers: Any = house.offloader.transfers
+    assert transfers._questions.qsize() == 1
+    assert house.offloader.get_num_external_tokens(request, 0) is None
+    assert transfers._questions.qsize() == 1
+    house.move()
+    assert house.offloader.get_num_external_tokens(request, 0) == 0
+
+
+def test_a_busy_server_is_not_asked_more_and_nobody_is_looked_up_twice() -> None:
+    near, far = Breaking(100, name="near"), PlainTier(100, "far")
+    far.is_remote = True
+    house = House([near, far], usable_blocks=10)
+    requests = [prompt(f"r{number}", [number] * 9) for number in range(100)]
+    for request in requests:
+        assert house.offloader.get_num_external_tokens(request, 0) is None
+    transfers: Any = house.offloader.transfers
+    assert transfers._questions.qsize() == 64
+    near.broken = ("lookup",)
+    for request in requests:
+        assert house.offloader.get_num_external_tokens(request, 0) is None
+    near.broken = ()
+    for _ in range(3):
+        house.move()
+        answers = [house.offloader.get_num_external_tokens(request, 0) for request in requests]
+    assert answers == [0] * 100
+    assert house.offloader.losses == {}

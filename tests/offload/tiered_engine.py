@@ -34,7 +34,7 @@ class Tiers(Connection):
             evict_ahead=c.choice([1, 2, 8, 64]),
             num_threads=num_threads,
             most_pages=c.choice([1, 4, 4096, 4096]),
-            events=c.random() < 0.5,
+            events=len({tier.medium for tier in tiers}) == len(tiers) and c.random() < 0.5,
         )
         self.connector = self.offloader
         self.transfers: Any = self.offloader.transfers
@@ -98,6 +98,7 @@ class TieredEngine(ShadowEngine):
         offloader = self.connection.offloader
         assert offloader.transfers.is_idle
         assert not offloader._loads
+        assert not offloader._loading
         assert not offloader._aborted
         assert offloader._storer.is_idle
         for pool in self.manager.pools:
@@ -109,7 +110,7 @@ def random_tiers(c: random.Random) -> list[Tier]:
     tiers: list[Tier] = []
     for number in range(c.choice([1, 1, 2, 3])):
         tier: Tier = PlainTier(c.choice([0, 2, 8, 1000, 1000, 1000]), f"tier{number}", c.choice(["CPU", "STORAGE"]))
-        tier.is_remote = c.random() < 0.2
+        tier.is_remote = c.random() < 0.2  # then nobody announces it
         if c.random() < 0.5:
             tier = FaultyTier(tier, c, c.choice([0.02, 0.1, 0.5]))
         tiers.append(tier)

@@ -135,6 +135,12 @@ class KVCacheManager:
     def tells_stored(self) -> bool:
         return self._stored is not None
 
+    @tells_stored.setter
+    def tells_stored(self, wanted: bool) -> None:
+        if wanted != self.tells_stored:
+            self._stored = StoredLog() if wanted else None
+            self.storing.stored = self._stored
+
     # -- looking up ----------------------------------------------------------------------------------
 
     def get_computed_blocks(self, request: Request, max_length: int | None = None) -> Hit:

@@ -29,7 +29,8 @@ class Limits:
         self.most_drafts = 1 << 40
         self.largest_block = 1
         for kind, group in zip(manager.managers, manager.config.kv_cache_groups, strict=True):
-            self.largest_block = max(self.largest_block, kind.block_size)
+            if kind.prefix_cacheable:
+                self.largest_block = max(self.largest_block, kind.block_size)
             if kind.is_state:
                 self.has_states = True
                 self.keeps_states = self.keeps_states or kind.prefix_cacheable

@@ -530,10 +530,11 @@ class Scheduler:
                 return True
             external = min(num_external(request, answer_given), request.num_tokens - 1 - aligned)
             if aligned + external > hit.num_tokens:
+                start = hit  # what is loaded begins at a block, the hit that stays without a load may end inside one
                 if aligned < hit.num_tokens:
-                    hit = self.manager.get_computed_blocks(request, aligned)
-                external = aligned + external - hit.num_tokens
-                answer = self._enter_loading(step, request, hit, external)
+                    start = self.manager.get_computed_blocks(request, aligned)
+                external = aligned + external - start.num_tokens
+                answer = self._enter_loading(step, request, start, external)
                 if answer is not None:
                     return answer
         plan = self._first_plan(step.budget, request, hit)

@@ -39,7 +39,7 @@ class Announcer:
     tokens.
     """
 
-    def __init__(self, manager: KVCacheManager, tiers: Sequence[Tier], prefix: bytes) -> None:
+    def __init__(self, manager: KVCacheManager, tiers: Sequence[Tier], starts: Sequence[bytes]) -> None:
         self._specs = [group.kv_cache_spec for group in manager.config.kv_cache_groups]
         self._block_sizes = [one.block_size for one in manager.managers]
         self._tiers = [tier for tier in tiers if not tier.is_remote]
@@ -47,7 +47,10 @@ class Announcer:
         self._origins: dict[bytes, Origin] = {}
         self._most_origins = FEW
         self._events: list[KVCacheEvent] = []
-        self._prefix = prefix
+        self._starts = list(starts)
+        media = [tier.medium for tier in self._tiers]
+        if len(set(media)) < len(media):
+            raise OffloadError(f"events name a tier by its medium: tiers of {media} cannot be told apart")
         taken = [tier.name for tier in self._tiers if tier.reports_changes]
         if taken:
             raise OffloadError(
@@ -57,7 +60,7 @@ class Announcer:
             tier.reports_changes = True
             tier.take_changes()
             for key in tier.keys() if isinstance(tier, HasKeys) else ():  # what it kept over a restart
-                if key.startswith(prefix):
+                if self._is_own(key):
                     self._events.append(self._stored(tier, key))
 
     def close(self) -> None:
@@ -80,7 +83,7 @@ class Announcer:
         """Turn what tiers report into events."""
         for tier in self._tiers:
             for kind, key in tier.take_changes():
-                if kind is not ChangeKind.CLEARED and not key.startswith(self._prefix):
+                if kind is not ChangeKind.CLEARED and not self._is_own(key):
                     continue  # another engine's, which cannot be read here
                 if kind is ChangeKind.STORED:
                     self._events.append(self._stored(tier, key))
@@ -98,6 +101,11 @@ class Announcer:
         events = self._events
         self._events = []
         return events
+
+    def _is_own(self, key: bytes) -> bool:
+        """Whether it can be read here."""
+        group_id = group_of(key)
+        return group_id < len(self._starts) and key.startswith(self._starts[group_id])
 
     def _is_anywhere(self, key: bytes) -> bool:
         """Whether a tier has the page, or the cache the block, which may go down yet."""

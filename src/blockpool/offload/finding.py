@@ -17,9 +17,9 @@ AT_A_TIME = 64  # keys per question, of a group that reads everything: the first
 class Keys:
     """The keys of one request's blocks, made as they are asked for."""
 
-    def __init__(self, manager: SingleTypeKVCacheManager, prefix: bytes, request: Request) -> None:
+    def __init__(self, manager: SingleTypeKVCacheManager, start: bytes, request: Request) -> None:
         self.num_blocks = request.num_hashes() // manager.factor
-        self._prefix = prefix
+        self._start = start
         self._group = manager.group_id.to_bytes(GROUP_BYTES, "big")
         self._width = manager.pool.digest_size
         self._stride = manager.factor * self._width
@@ -30,9 +30,9 @@ class Keys:
 
     def run(self, first: int, last: int) -> list[bytes]:
         """Of the positions first .. last-1."""
-        prefix, digests, width, stride, group = self._prefix, self._digests, self._width, self._stride, self._group
+        start, digests, width, stride, group = self._start, self._digests, self._width, self._stride, self._group
         return [
-            prefix + digests[end - width : end] + group
+            start + digests[end - width : end] + group
             for end in range((first + 1) * stride, (last + 1) * stride, stride)
         ]
 
@@ -62,16 +62,22 @@ class Wanted(NamedTuple):
 
 
 class Finder:
-    """`alignment`: hits end at its multiples, in tokens: pages are of whole blocks."""
+    """`starts`: per group, what its keys begin with. `alignment`: hits end at its multiples, in tokens: pages are of
+    whole blocks.
+    """
 
-    def __init__(self, manager: KVCacheManager, prefix: bytes) -> None:
+    def __init__(self, manager: KVCacheManager, starts: Sequence[bytes]) -> None:
         self.managers = [one for one in manager.managers if one.prefix_cacheable]
         self.alignment = lcm(*(one.block_size for one in self.managers)) if self.managers else 1
-        self._prefix = prefix
+        self._starts = list(starts)
 
     def keys(self, request: Request) -> list[Keys]:
         """Of each group that is cached."""
-        return [Keys(manager, self._prefix, request) for manager in self.managers]
+        return [Keys(manager, self._starts[manager.group_id], request) for manager in self.managers]
+
+    def num_blocks(self, request: Request, start: int) -> int:
+        """How many there are behind token `start`, of all groups."""
+        return sum(max(0, request.num_tokens - start) // one.block_size for one in self.managers)
 
     def wanted(self, request: Request, start: int, boundary: int) -> list[Wanted]:
         """What a request needs to go on at a boundary, of what lies behind token `start`, group by group."""

@@ -22,7 +22,9 @@ from blockpool.pool import KVCacheEvent
 
 MOST_FAILURES = 100
 MOST_ASKED = 64  # questions to servers at a time
-ANSWERS_HOLD = 64  # steps
+NOTHING_HOLDS = 64  # steps
+MOST_AT_ONCE = 8192  # blocks whose keys are made and looked up within a step
+MOST_CLAIMED = 1024
 NOBODY = ("", -2)
 
 
@@ -42,23 +44,43 @@ class LoadFailure(msgspec.Struct, frozen=True):
 
 
 class Answer:
-    """What can be brought for one request that waits."""
+    """What can be brought for one request that waits.
 
-    def __init__(self, request: EngineRequest, num_computed_tokens: int, expires: int) -> None:
+    `furthest`: as far as it could go on, in tokens, None while that is not known; `near`: with what answers at once.
+    `wanted`: the pages that takes. `waits_for`: a load of some of them for another.
+    """
+
+    def __init__(self, request: EngineRequest, num_computed_tokens: int, num_polls: int) -> None:
         self.request = request
         self.num_computed_tokens = num_computed_tokens
-        self.expires = expires
-        self.furthest: int | None = None  # not known yet
-        self.wanted: list[Wanted] = []  # pages, once they are asked for
-        self.key_set: frozenset[bytes] = frozenset()  # theirs, once they may be loaded
-        self.claimed_at = -1  # the poll since which it may, for as long as there is no other
+        self.made_at = num_polls
+        self.near: int | None = None
+        self.furthest: int | None = None
+        self.is_asked = False  # a thread is to answer
+        self.wanted: list[Wanted] = []
+        self.keys: list[bytes] = []
+        self.waits_for: LoadJob | None = None
+        self.claimed_at = -2  # the poll since which it may be loaded
         self.errors: list[str] = []  # what tiers raised, by name
+
+    def is_outdated(self, num_computed_tokens: int, num_polls: int) -> bool:
+        """That there is nothing is believed for a while: what there is, a load will show."""
+        if self.num_computed_tokens != num_computed_tokens:
+            return True
+        return self.furthest == num_computed_tokens and num_polls > self.made_at + NOTHING_HOLDS
+
+    def is_found(self, furthest: int, finder: Finder) -> None:
+        """The last to be set is what others look at."""
+        if furthest > self.num_computed_tokens:
+            self.wanted = finder.wanted(self.request, self.num_computed_tokens, furthest)
+            self.keys = [key for wanted in self.wanted for key in wanted.keys]
+        self.furthest = furthest
 
 
 class Offloader:
     """Lower tiers below one cache: hand it to the Scheduler as `connector` and to the Engine as `transfers`.
 
-    `manager`: made with `tells_stored=True`. `memory`: the blocks, as bytes (a PagedStore, for one). `tiers`: the
+    `manager`: the cache, which tells it from now on what was computed. `memory`: the blocks, as bytes (a PagedStore, for one). `tiers`: the
     fastest first; they stay the caller's, who may share them between engines. `store_when`: when a block goes down,
     for all tiers or by their names: "completion" (its step has run), "eviction" (it is about to be handed out) or
     "hits=N" (it was hit N times). `guard`: "watch" gives the copy of a block up that is handed out before it was
@@ -87,8 +109,6 @@ class Offloader:
         names = [tier.name for tier in tiers]
         if len(set(names)) < len(names):
             raise OffloadError(f"tiers need names of their own, not {names}")
-        if not manager.tells_stored:
-            raise OffloadError("make the cache with tells_stored=True: it must say what can be stored")
         if manager.stored_for is not None:
             raise OffloadError("the cache has an Offloader already: each block that it stores is named to one")
         if guard not in ("watch", "hold"):
@@ -113,13 +133,17 @@ class Offloader:
         self.losses: Counter[str] = Counter()  # pages that were not stored or not loaded, by why
         self.load_failures: list[LoadFailure] = []  # the newest hundred
         self.num_loaded_tokens = 0
-        self._announcer = Announcer(manager, self.tiers, namespace.prefix) if events else None
+        starts = [
+            namespace.start(one.block_size, memory.page_bytes(group_id))
+            for group_id, one in enumerate(manager.managers)
+        ]
+        self._announcer = Announcer(manager, self.tiers, starts) if events else None
         self.transfers = TransferEngine(memory, tiers, num_groups, num_threads, most_pages)
         self._storer = Storer(
             manager,
             self.tiers,
             self.transfers,
-            namespace.prefix,
+            starts,
             whens,
             guard == "hold",
             evict_ahead,
@@ -127,11 +151,15 @@ class Offloader:
             self._announcer,
         )
         manager.stored_for = self
-        self._finder = Finder(manager, namespace.prefix)
-        self._has_remote = any(tier.is_remote for tier in tiers)
+        manager.tells_stored = True
+        self._finder = Finder(manager, starts)
+        self._local = [tier for tier in tiers if not tier.is_remote]
+        self._has_remote = len(self._local) < len(tiers)
         self._asked: deque[Answer] = deque()  # of remote tiers, that were not answered yet
         self._loads: dict[int, LoadJob] = {}  # by load id
-        self._claimed: dict[str, Answer] = {}  # of requests that may be loaded in the step that is planned
+        self._loading: dict[bytes, LoadJob] = {}  # by key
+        self._claimed: dict[str, Answer] = {}  # of requests that may be loaded in a step that is planned
+        self._claimed_keys: set[bytes] = set()  # theirs
         self._aborted: set[str] = set()  # whose load was planned, and not begun
         self._ended: deque[Job] = deque()
         self._failed: list[tuple[str, int]] = []  # loads to be told with the next poll
@@ -146,13 +174,10 @@ class Offloader:
         if request.skip_reading_prefix_cache or not self._finder.managers or self._is_closed:
             return 0
         answer = request.connector_answer
-        if (
-            not isinstance(answer, Answer)
-            or answer.num_computed_tokens != num_computed_tokens
-            or (answer.expires < self._num_polls and answer.furthest is not None)
-        ):
-            answer = Answer(request, num_computed_tokens, self._num_polls + ANSWERS_HOLD)
+        if not isinstance(answer, Answer) or answer.is_outdated(num_computed_tokens, self._num_polls):
+            answer = Answer(request, num_computed_tokens, self._num_polls)
             request.connector_answer = answer
+        if answer.furthest is None and not answer.is_asked:
             self._find(request, answer)
         if answer.furthest is None:
             return None
@@ -174,10 +199,11 @@ class Offloader:
 
     def step_has_run(self, output: SchedulerOutput) -> None:
         """See Transfers."""
-        claimed, self._claimed = self._claimed, {}
         for load in output.loads:
-            answer = claimed.get(load.request_id)
+            answer = self._claimed.pop(load.request_id, None)
             if load.request_id in self._aborted or answer is None or self._is_closed:
+                if load.request_id not in self._aborted:
+                    self.losses["load: not begun"] += 1
                 self._aborted.discard(load.request_id)
                 self._failed.append((load.request_id, load.load_id))
             else:
@@ -198,6 +224,10 @@ class Offloader:
             else:
                 self._load_has_ended(job, scheduler)
                 num_told += 1
+        if len(self._claimed) > MOST_CLAIMED:  # of requests that found no room, and never came again
+            self._claimed = {key: answer for key, answer in self._claimed.items() if self._is_current(answer)}
+        if not self._claimed:
+            self._claimed_keys.clear()
         if not self._is_closed:
             self._storer.gather()
         return num_told
@@ -254,31 +284,34 @@ class Offloader:
         self._is_closed = True
         self.transfers.close()
         self.manager.stored_for = None
+        self.manager.tells_stored = False
         if self._announcer is not None:
             self._announcer.close()
 
     # -- finding ---------------------------------------------------------------------------------------
 
     def _find(self, request: EngineRequest, answer: Answer) -> None:
+        """At once, if it is little and no server is asked; else by a thread, when it is not busy."""
         start = answer.num_computed_tokens
-        local = [tier for tier in self.tiers if not tier.is_remote]
-        furthest = self._finder.furthest(request, start, partial(look_up_in, local, answer.errors))
-        most = request.num_tokens - 1
-        if not self._has_remote or furthest + self._finder.alignment > most:
-            answer.furthest = furthest
-        elif self._num_asked() < MOST_ASKED:
+        if self._finder.num_blocks(request, start) <= MOST_AT_ONCE:
+            if answer.near is None:
+                answer.near = self._finder.furthest(request, start, partial(look_up_in, self._local, answer.errors))
+            if not self._has_remote or answer.near + self._finder.alignment > request.num_tokens - 1:
+                answer.is_found(answer.near, self._finder)
+                return
+        if self._num_asked() < MOST_ASKED:
+            answer.is_asked = True
             self._asked.append(answer)
-            self.transfers.ask(partial(self._ask, request, answer, furthest))
-        else:
-            request.connector_answer = None  # it is asked in a later step
+            self.transfers.ask(partial(self._ask, request, answer))
 
-    def _ask(self, request: EngineRequest, answer: Answer, furthest: int) -> None:
-        """In a thread: with what servers have too. `furthest`: without them."""
+    def _ask(self, request: EngineRequest, answer: Answer) -> None:
+        """In a thread: with what servers have too."""
+        start = answer.num_computed_tokens
+        furthest = start if answer.near is None else answer.near
         try:
-            look_up = partial(look_up_in, self.tiers, answer.errors)
-            furthest = self._finder.furthest(request, answer.num_computed_tokens, look_up)
+            furthest = self._finder.furthest(request, start, partial(look_up_in, self.tiers, answer.errors))
         finally:
-            answer.furthest = furthest
+            answer.is_found(furthest, self._finder)
             self.transfers.wake()
 
     def _note_errors(self, answer: Answer) -> None:
@@ -293,31 +326,40 @@ class Offloader:
         return len(self._asked)
 
     def _must_wait(self, request: EngineRequest, answer: Answer) -> bool:
-        """Others load some of its pages, or may in the same step, or more are loaded already than may be."""
-        if not answer.wanted:
-            answer.wanted = self._finder.wanted(request, answer.num_computed_tokens, answer.furthest or 0)
-        keys = answer.wanted[0].keys
-        if len(answer.wanted) > 1:
-            keys = [key for wanted in answer.wanted for key in wanted.keys]
-        for job in self._loads.values():
-            if not job.is_cancelled and not job.key_set.isdisjoint(keys):
-                job.shared_by.add(request.request_id)
+        """Others load some of its pages, or may in the same step, or more are loaded already than may be.
+
+        What it takes to see that is remembered: a step does not go through the pages of all who wait.
+        """
+        if answer.waits_for is not None:
+            if answer.waits_for.load_id in self._loads:
                 return True
-        for request_id, other in self._claimed.items():
-            is_current = other.claimed_at == self._num_polls and request_id != request.request_id
-            if is_current and not other.key_set.isdisjoint(keys):
-                return True
+            answer.waits_for = None
         waiting_id, since = self._waits_for_room
         is_first = waiting_id == request.request_id or since < self._num_polls - 1
-        if not is_first or not self.transfers.can_load(len(keys)):
+        claimed = [other for other in self._claimed.values() if other is not answer and self._is_current(other)]
+        num_pages = sum(len(other.keys) for other in claimed)
+        if not is_first or not self.transfers.can_load(len(answer.keys), num_pages):
             if is_first:
                 self._waits_for_room = request.request_id, self._num_polls
             return True
+        if not self._loading.keys().isdisjoint(answer.keys):
+            job = next(self._loading[key] for key in answer.keys if key in self._loading)
+            job.shared_by.add(request.request_id)
+            answer.waits_for = job
+            return True
+        if claimed and not self._claimed_keys.isdisjoint(answer.keys):
+            return True
         self._waits_for_room = NOBODY
-        answer.key_set = frozenset(keys)
+        if not claimed:
+            self._claimed_keys.clear()
+        self._claimed_keys.update(answer.keys)
         answer.claimed_at = self._num_polls
         self._claimed[request.request_id] = answer
         return False
+
+    def _is_current(self, answer: Answer) -> bool:
+        """Whether a request that may be loaded may have been admitted since, and not begun."""
+        return answer.claimed_at >= self._num_polls - 1
 
     # -- loading ---------------------------------------------------------------------------------------
 
@@ -343,11 +385,16 @@ class Offloader:
                 job.add(manager.group_id, blocks, keys, starts)
         job.is_complete()
         self._loads[load.load_id] = job
+        self._loading.update(dict.fromkeys(job.keys, job))
         self.transfers.load(job)
 
     def _load_has_ended(self, job: LoadJob, scheduler: Scheduler) -> None:
         request_id, load_id = job.request_id, job.load_id
         del self._loads[load_id]
+        loading = self._loading
+        for key in job.keys:
+            if loading.get(key) is job:
+                del loading[key]
         for name in job.errors:
             self.losses[f"load: {name}"] += 1
         if job.is_cancelled:

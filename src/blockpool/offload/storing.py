@@ -15,6 +15,8 @@ from blockpool.offload.tier import Tier
 from blockpool.offload.transfers import StoreJob, TransferEngine
 from blockpool.pool import BlockPool
 
+MOST_AGAIN = 4096
+
 
 class StoreWhen(msgspec.Struct, frozen=True):
     """When a block goes down into a tier: `kind` is "completion", "eviction" or "hits", with `hits` of them."""
@@ -43,7 +45,7 @@ class Storer:
         manager: KVCacheManager,
         tiers: Sequence[Tier],
         transfers: TransferEngine,
-        prefix: bytes,
+        starts: Sequence[bytes],
         whens: Sequence[StoreWhen],
         holds: bool,
         evict_ahead: int,
@@ -53,7 +55,7 @@ class Storer:
         self._manager = manager
         self._tiers = list(tiers)
         self._transfers = transfers
-        self._prefix = prefix
+        self._starts = list(starts)
         self._groups = [one.group_id.to_bytes(GROUP_BYTES, "big") for one in manager.managers]
         self._at_completion = [at for at, when in enumerate(whens) if when.kind == "completion"]
         self._at_eviction = [at for at, when in enumerate(whens) if when.kind == "eviction"]
@@ -63,6 +65,8 @@ class Storer:
         self._losses = losses
         self._announcer = announcer
         self._storing: set[bytes] = set()  # keys that are on their way
+        # Wanted by a tier while they were on their way to another: key -> group, block, tiers.
+        self._again: dict[bytes, tuple[int, int, tuple[int, ...]]] = {}
         self._hits: list[dict[int, tuple[int, int]]] = [{} for _ in manager.pools]  # block -> incarnation, hits
         self._seen: list[int] = [-1] * len(manager.pools)  # versions
         self._clean: list[dict[int, int]] = [{} for _ in manager.pools]  # block -> incarnation, sent or there
@@ -70,7 +74,7 @@ class Storer:
 
     @property
     def is_idle(self) -> bool:
-        return not self._storing
+        return not self._storing and not self._again
 
     # -- gathering -------------------------------------------------------------------------------------
 
@@ -80,6 +84,8 @@ class Storer:
         there was anything.
         """
         job = StoreJob()
+        if self._again:
+            self._try_again(job)
         stored = self._manager.take_stored()
         for blocks in stored:
             self._note_origins(blocks)
@@ -100,13 +106,14 @@ class Storer:
 
     def _note_origins(self, blocks: StoredBlocks) -> None:
         if self._announcer is not None:
-            tail = self._groups[blocks.group_id]
-            self._announcer.note(blocks, [self._prefix + digest + tail for digest in blocks.digests])
+            self._announcer.note(blocks, self._keys(blocks))
 
     def _completed(self, job: StoreJob, blocks: StoredBlocks) -> None:
-        prefix, tail = self._prefix, self._groups[blocks.group_id]
-        keys = [prefix + digest + tail for digest in blocks.digests]
-        self._add(job, blocks.group_id, blocks.block_ids, keys, self._at_completion)
+        self._add(job, blocks.group_id, blocks.block_ids, self._keys(blocks), self._at_completion)
+
+    def _keys(self, blocks: StoredBlocks) -> list[bytes]:
+        start, tail = self._starts[blocks.group_id], self._groups[blocks.group_id]
+        return [start + digest + tail for digest in blocks.digests]
 
     def _hit(self, job: StoreJob, hit: Hit) -> None:
         for group_id, (manager, ids) in enumerate(zip(self._manager.managers, hit.blocks, strict=True)):
@@ -123,6 +130,15 @@ class Storer:
                 if targets:
                     for group, key in self._whole_keys(manager.pool, block):
                         self._add(job, group, [block], [key], targets)
+
+    def _try_again(self, job: StoreJob) -> None:
+        waiting, self._again = self._again, {}
+        for key, (group_id, block, targets) in waiting.items():
+            pool = self._manager.managers[group_id].pool
+            if (group_id, key) in self._whole_keys(pool, block):
+                self._add(job, group_id, [block], [key], targets)
+            else:
+                self._losses["store: too late"] += 1
 
     def _about_to_go(self, job: StoreJob, all_cached: bool) -> None:
         for number, pool in enumerate(self._manager.pools):
@@ -163,7 +179,7 @@ class Storer:
         for key, covered in pool.get_block_hashes(block):
             group_id = int.from_bytes(key[-GROUP_BYTES:], "big")
             if covered % self._manager.managers[group_id].block_size == 0:
-                found.append((group_id, self._prefix + key))
+                found.append((group_id, self._starts[group_id] + key))
         return found
 
     def _lacking(self, keys: list[bytes], targets: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -195,6 +211,14 @@ class Storer:
         storing = self._storing
         lacking = self._lacking(keys, targets)
         fresh = {keys[at]: at for at in lacking if keys[at] not in storing}  # a key may come twice
+        if len(fresh) < len(lacking):
+            for at, numbers in lacking.items():
+                if keys[at] not in storing:
+                    continue
+                if len(self._again) < MOST_AGAIN:
+                    self._again[keys[at]] = (group_id, block_ids[at], numbers)
+                else:
+                    self._losses["store: busy"] += 1
         room = self._transfers.room_to_store() - len(job.keys)
         if len(fresh) > room:
             self._losses["store: busy"] += len(fresh) - room

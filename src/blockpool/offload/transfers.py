@@ -34,7 +34,6 @@ class LoadJob:
         self.starts: list[int] = []
         self.outcomes: list[Loaded] = []
         self.sources: list[int] = []
-        self.key_set: frozenset[bytes] = frozenset()
         self.shared_by: set[str] = set()
         self.errors: list[str] = []  # what tiers raised, by name
         self.is_cancelled = False
@@ -50,7 +49,6 @@ class LoadJob:
 
     def is_complete(self) -> None:
         """Nothing is added any more."""
-        self.key_set = frozenset(self.keys)
         self.outcomes = [Loaded.MISSING] * len(self.keys)
         self.sources = [-1] * len(self.keys)
 
@@ -146,9 +144,11 @@ class TransferEngine:
         self._stores: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._questions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[tuple[Thread, SimpleQueue[Callable[[], None] | None]]] = []
-        queues = [(self._loads, "load", num_threads), (self._stores, "store", num_threads)]
-        if any(tier.is_remote for tier in tiers):
-            queues.append((self._questions, "question", min(1, num_threads)))
+        queues = [
+            (self._loads, "load", num_threads),
+            (self._stores, "store", num_threads),
+            (self._questions, "question", min(1, num_threads)),
+        ]
         for queue, name, count in queues:
             for number in range(count):
                 thread = Thread(target=work, args=(queue,), name=f"blockpool-{name}-{number}", daemon=True)
@@ -166,9 +166,12 @@ class TransferEngine:
         """How many more pages may be submitted to be stored."""
         return max(0, self.most_pages - self.num_storing)
 
-    def can_load(self, num_pages: int) -> bool:
-        """Whether so many pages may be submitted: a load larger than all that is allowed may, alone."""
-        return self.num_loading == 0 or self.num_loading + num_pages <= self.most_pages
+    def can_load(self, num_pages: int, num_to_come: int) -> bool:
+        """Whether so many pages may be submitted, when others are to come before: a load larger than all that is
+        allowed may, alone.
+        """
+        num_before = self.num_loading + num_to_come
+        return num_before == 0 or num_before + num_pages <= self.most_pages
 
     def load(self, job: LoadJob) -> None:
         self.num_loading += len(job.keys)
