@@ -126,6 +126,10 @@ def test_bytes_per_token_say_it_too(trace: str):
         (["--tier", "host="], "--tier host: '' is not a memory size such as 40GiB, 40GB or 1048576"),
         (["--tier", "host=-1GiB"], "--tier host: '-1GiB' is not a memory size such as 40GiB, 40GB or 1048576"),
         (["--tier", "host=0GiB"], "--tier host: a tier of 0GiB holds nothing"),
+        (
+            ["--tier", "host=1GiB@25Gb/s"],
+            "--tier host: '25Gb/s' may be bits or bytes: write bytes, such as 25GB/s",
+        ),
         (["--tier", "host=1GiB@"], "--tier host: '' is not a read bandwidth such as 25GB/s"),
         (["--tier", "host=1GiB@25GB"], "--tier host: '25GB' is not a read bandwidth such as 25GB/s"),
         (["--tier", "host=1GiB@fast/s"], "--tier host: 'fast/s' is not a read bandwidth such as 25GB/s"),

@@ -121,6 +121,8 @@ def _parse_tier(text: str) -> tuple[str, int, float | None]:
         read_bytes_per_s = parse_memory(amount)
     except ValueError:
         read_bytes_per_s = 0
+    if slash and second == "s" and re.search(r"[A-Za-z]b$", amount):
+        fail(f"--tier {name}: {speed!r} may be bits or bytes: write bytes, such as {amount[:-1]}B/s")
     if not slash or second != "s" or not read_bytes_per_s:
         fail(f"--tier {name}: {speed!r} is not a read bandwidth such as 25GB/s")
     return name, capacity, float(read_bytes_per_s)

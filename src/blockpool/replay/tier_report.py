@@ -109,12 +109,12 @@ def _time(at: str, stack: StackRun) -> list[str]:
         difference = f"{_seconds(saved)} are saved" if saved >= 0 else f"{_seconds(-saved)} are lost"
         return [
             f"{at} {loads} {_seconds(load)} at the stated bandwidths, {tokens} {_seconds(recompute)} at "
-            f"{stack.prefill_tokens_per_s:,.0f} tokens/s: {difference} by loading."
+            f"{_rate(stack.prefill_tokens_per_s)} tokens/s: {difference} by loading."
         ]
     if load is not None:
         return [f"{at} {loads} {_seconds(load)} at the stated bandwidths."]
     if recompute is not None:
-        return [f"{at} {tokens} would take {_seconds(recompute)} at {stack.prefill_tokens_per_s:,.0f} tokens/s."]
+        return [f"{at} {tokens} would take {_seconds(recompute)} at {_rate(stack.prefill_tokens_per_s)} tokens/s."]
     return []
 
 
@@ -127,4 +127,10 @@ def _ratio(value: float | None) -> str:
 
 
 def _seconds(seconds: float) -> str:
+    if seconds >= 1e9:
+        return f"{seconds:.3g} s"
     return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.3f} s"
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:g}"
