@@ -132,5 +132,6 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.3f} s"
 
 
-def _rate(per_second: float) -> str:
+def _rate(per_second: float | None) -> str:
+    assert per_second is not None
     return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:g}"
