@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
 from threading import Event
@@ -878,3 +879,17 @@ def test_a_busy_server_is_not_asked_more_and_nobody_is_looked_up_twice() -> None
         answers = [house.offloader.get_num_external_tokens(request, 0) for request in requests]
     assert answers == [0] * 100
     assert house.offloader.losses == {}
+
+
+def test_a_request_that_waited_is_gone_with_its_last_reference() -> None:
+    """No cycle: engines run without the garbage collector."""
+    tier = PlainTier(100)
+    house = House([tier], usable_blocks=20)
+    house.run(prompt("a", 9))
+    house.forget()
+    request = prompt("b", 9)
+    assert house.offloader.get_num_external_tokens(request, 0) == 8
+    house.offloader._claimed.clear()
+    answer = request.connector_answer
+    assert isinstance(answer, Answer)
+    assert request not in gc.get_referents(answer)

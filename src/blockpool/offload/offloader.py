@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -44,14 +45,13 @@ class LoadFailure(msgspec.Struct, frozen=True):
 
 
 class Answer:
-    """What can be brought for one request that waits.
+    """What can be brought for one request that waits. The request keeps it: it must not keep the request.
 
     `furthest`: as far as it could go on, in tokens, None while that is not known; `near`: with what answers at once.
     `wanted`: the pages that takes. `waits_for`: a load of some of them for another.
     """
 
-    def __init__(self, request: EngineRequest, num_computed_tokens: int, num_polls: int) -> None:
-        self.request = request
+    def __init__(self, num_computed_tokens: int, num_polls: int) -> None:
         self.num_computed_tokens = num_computed_tokens
         self.made_at = num_polls
         self.near: int | None = None
@@ -69,12 +69,19 @@ class Answer:
             return True
         return self.furthest == num_computed_tokens and num_polls > self.made_at + NOTHING_HOLDS
 
-    def is_found(self, furthest: int, finder: Finder) -> None:
+    def is_found(self, furthest: int, request: EngineRequest, finder: Finder) -> None:
         """The last to be set is what others look at."""
         if furthest > self.num_computed_tokens:
-            self.wanted = finder.wanted(self.request, self.num_computed_tokens, furthest)
+            self.wanted = finder.wanted(request, self.num_computed_tokens, furthest)
             self.keys = [key for wanted in self.wanted for key in wanted.keys]
         self.furthest = furthest
+
+
+class Claim(NamedTuple):
+    """A request that may be loaded in a step that is planned."""
+
+    request: EngineRequest
+    answer: Answer
 
 
 class Offloader:
@@ -158,7 +165,7 @@ class Offloader:
         self._asked: deque[Answer] = deque()  # of remote tiers, that were not answered yet
         self._loads: dict[int, LoadJob] = {}  # by load id
         self._loading: dict[bytes, LoadJob] = {}  # by key
-        self._claimed: dict[str, Answer] = {}  # of requests that may be loaded in a step that is planned
+        self._claimed: dict[str, Claim] = {}  # who may be loaded in a step that is planned
         self._claimed_keys: set[bytes] = set()  # theirs
         self._aborted: set[str] = set()  # whose load was planned, and not begun
         self._ended: deque[Job] = deque()
@@ -175,7 +182,7 @@ class Offloader:
             return 0
         answer = request.connector_answer
         if not isinstance(answer, Answer) or answer.is_outdated(num_computed_tokens, self._num_polls):
-            answer = Answer(request, num_computed_tokens, self._num_polls)
+            answer = Answer(num_computed_tokens, self._num_polls)
             request.connector_answer = answer
         if answer.furthest is None and not answer.is_asked:
             self._find(request, answer)
@@ -200,14 +207,14 @@ class Offloader:
     def step_has_run(self, output: SchedulerOutput) -> None:
         """See Transfers."""
         for load in output.loads:
-            answer = self._claimed.pop(load.request_id, None)
-            if load.request_id in self._aborted or answer is None or self._is_closed:
+            claim = self._claimed.pop(load.request_id, None)
+            if load.request_id in self._aborted or claim is None or self._is_closed:
                 if load.request_id not in self._aborted:
                     self.losses["load: not begun"] += 1
                 self._aborted.discard(load.request_id)
                 self._failed.append((load.request_id, load.load_id))
             else:
-                self._begin(load, answer)
+                self._begin(load, *claim)
 
     def poll(self, scheduler: Scheduler) -> int:
         """See Transfers. What was computed since the last call goes on its way down."""
@@ -225,7 +232,7 @@ class Offloader:
                 self._load_has_ended(job, scheduler)
                 num_told += 1
         if len(self._claimed) > MOST_CLAIMED:  # of requests that found no room, and never came again
-            self._claimed = {key: answer for key, answer in self._claimed.items() if self._is_current(answer)}
+            self._claimed = {one: claim for one, claim in self._claimed.items() if self._is_current(claim.answer)}
         if not self._claimed:
             self._claimed_keys.clear()
         if not self._is_closed:
@@ -297,7 +304,7 @@ class Offloader:
             if answer.near is None:
                 answer.near = self._finder.furthest(request, start, partial(look_up_in, self._local, answer.errors))
             if not self._has_remote or answer.near + self._finder.alignment > request.num_tokens - 1:
-                answer.is_found(answer.near, self._finder)
+                answer.is_found(answer.near, request, self._finder)
                 return
         if self._num_asked() < MOST_ASKED:
             answer.is_asked = True
@@ -311,7 +318,7 @@ class Offloader:
         try:
             furthest = self._finder.furthest(request, start, partial(look_up_in, self.tiers, answer.errors))
         finally:
-            answer.is_found(furthest, self._finder)
+            answer.is_found(furthest, request, self._finder)
             self.transfers.wake()
 
     def _note_errors(self, answer: Answer) -> None:
@@ -336,7 +343,8 @@ class Offloader:
             answer.waits_for = None
         waiting_id, since = self._waits_for_room
         is_first = waiting_id == request.request_id or since < self._num_polls - 1
-        claimed = [other for other in self._claimed.values() if other is not answer and self._is_current(other)]
+        claims = [claim.answer for claim in self._claimed.values()]
+        claimed = [other for other in claims if other is not answer and self._is_current(other)]
         num_pages = sum(len(other.keys) for other in claimed)
         if not is_first or not self.transfers.can_load(len(answer.keys), num_pages):
             if is_first:
@@ -354,7 +362,7 @@ class Offloader:
             self._claimed_keys.clear()
         self._claimed_keys.update(answer.keys)
         answer.claimed_at = self._num_polls
-        self._claimed[request.request_id] = answer
+        self._claimed[request.request_id] = Claim(request, answer)
         return False
 
     def _is_current(self, answer: Answer) -> bool:
@@ -363,12 +371,12 @@ class Offloader:
 
     # -- loading ---------------------------------------------------------------------------------------
 
-    def _begin(self, load: LoadData, answer: Answer) -> None:
-        answer.request.connector_answer = None  # it will ask anew, if ever
+    def _begin(self, load: LoadData, request: EngineRequest, answer: Answer) -> None:
+        request.connector_answer = None  # it will ask anew, if ever
         job = LoadJob(load.request_id, load.load_id, load.first, load.last)
         all_wanted = answer.wanted
         if load.first != answer.num_computed_tokens or load.last != answer.furthest:
-            all_wanted = self._finder.wanted(answer.request, load.first, load.last)
+            all_wanted = self._finder.wanted(request, load.first, load.last)
         for manager, first, keys in all_wanted:
             size = manager.block_size
             blocks = load.block_ids[manager.group_id][first : first + len(keys)]
