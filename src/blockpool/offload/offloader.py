@@ -89,11 +89,11 @@ class Offloader:
 
     `manager`: the cache, which tells it from now on what was computed. `memory`: the blocks, as bytes (a PagedStore,
     for one). `tiers`: the fastest first; they stay the caller's, who may share them between engines. `store_when`:
-    when a block goes down, for all tiers or by their names: "completion" (its step has run), "eviction" (it is about to
-    be handed out) or "hits=N" (it was hit N times). `guard`: "watch" gives the copy of a block up that is handed out
-    before it was read; "hold" keeps the block until it is, but for "eviction". `evict_ahead`: for "eviction", how many
-    blocks at the head of the free queue are kept stored. `num_threads`: for loads, and as many for stores; with 0
-    nothing moves. `most_pages`: queued or moved at a time, in each direction. `events`: have `take_events` filled.
+    when a block goes down, for all tiers or by their names: "completion" (its step has run), "eviction" (it is about
+    to be handed out) or "hits=N" (it was hit N times). `guard`: "watch" gives the copy of a block up that is handed
+    out before it was read; "hold" keeps the block until it is, but for "eviction". `evict_ahead`: for "eviction", how
+    many blocks at the head of the free queue are kept stored. `num_threads`: for loads, and as many for stores; with
+    0 nothing moves. `most_pages`: queued or moved at a time, in each direction. `events`: have `take_events` filled.
 
     All methods are for the thread of the steps, and none but `drain`, `sleep`, `wait` and `close` waits. Raises
     OffloadError.
