@@ -728,6 +728,32 @@ class TestSubscriber:
             goes_on.set()
             until(up_to(reader.mirror, -1), reader)
 
+    def test_inside_the_process_a_publisher_that_has_closed_holds_nobody(self) -> None:
+        """What it was asked cannot go: it is not live from the next heartbeat on, and its successor is found."""
+        now = 0.0
+        first = Publisher("inproc://gone", "inproc://gone-replay")
+        with Subscriber(Mirror(), "inproc://gone", "inproc://gone-replay", clock=lambda: now) as reader:
+            first.publish(Blocks().one_more())
+            until(up_to(reader.mirror, 0), reader)
+            first.close()
+            now += 6
+            asking = threading.Thread(target=lambda: [reader.poll() for _ in range(10)], daemon=True)
+            asking.start()
+            asking.join(10)
+            assert not asking.is_alive()
+            assert reader.mirror.status == "catching_up"
+            assert reader.mirror.reason == "the publisher cannot be asked"
+            now += 61
+            reader.poll()
+            assert reader.mirror.status == "stale"
+            with Publisher("inproc://gone", "inproc://gone-replay") as second:
+                blocks = Blocks()
+                blocks.one_more()
+                second.publish(blocks.one_more())
+                now += 6
+                until(up_to(reader.mirror, 0), reader)
+                assert [one in reader.mirror for one in blocks.digests[:2]] == [False, True]
+
     def test_without_a_replay_socket_a_gap_stays(self) -> None:
         blocks = Blocks()
         with Publisher(LOOPBACK) as one, Subscriber(Mirror(), one.endpoint) as reader:

@@ -304,13 +304,17 @@ class Subscriber:
             return
         self._next_heartbeat = self._clock() + self.heartbeat_s
         self._question = _Question(wanted, self.mirror.sequence, self._clock())
-        self._dealer.send_multipart((b"", STATUS))
+        questions = [STATUS]
         if isinstance(wanted, ReplayWanted):
-            self._dealer.send_multipart((b"", sequence_bytes(wanted.first)))
+            questions += [sequence_bytes(wanted.first), STATUS]
         elif isinstance(wanted, SnapshotWanted):
-            self._dealer.send_multipart((b"", SNAPSHOT))
-        if wanted is not None:
-            self._dealer.send_multipart((b"", STATUS))
+            questions += [SNAPSHOT, STATUS]
+        try:
+            for one in questions:
+                self._dealer.send_multipart((b"", one), self._zmq.NOBLOCK)
+        except self._zmq.Again:  # inside the process a socket whose other end has closed takes nothing any more
+            self.mirror.unanswered("the publisher cannot be asked")
+            self._open_dealer()
 
     def _read_answers(self) -> None:
         end = time.monotonic() + READ_S
