@@ -223,7 +223,11 @@ def test_hashes_of_a_finer_unit_than_any_block_are_no_silent_zero() -> None:
     holder = fed(fleet, "has some", of_size(16, *blocks))
     fed(fleet, "has none", of_size(16, DIGESTS[30]))
     answer = fleet.overlap(DIGESTS[:18])
-    assert (answer["has some"].status, answer["has some"].tokens, answer["has some"].last_known) == ("stale", None, None)
+    assert (answer["has some"].status, answer["has some"].tokens, answer["has some"].last_known) == (
+        "stale",
+        None,
+        None,
+    )
     assert "hash_block_size" in answer["has some"].reason
     assert (answer["has none"].status, answer["has none"].tokens) == ("live", {"GPU": 0})
     assert fleet.overlap(DIGESTS[20:29])["has some"].tokens == {"GPU": 0}  # of whatever unit, it has nothing

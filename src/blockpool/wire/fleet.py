@@ -120,7 +120,9 @@ class Fleet:
             lengths, unclear = self._lengths(hashes, rules, odd)
             slots = np.unpackbits(unclear.view(np.uint8), bitorder="little")
             if slots.any():
-                odd = {worker: UNCLEAR for worker, mirror in self._mirrors.items() if slots[mirror.holdings.slot]} | odd
+                odd = {
+                    worker: UNCLEAR for worker, mirror in self._mirrors.items() if slots[mirror.holdings.slot]
+                } | odd
             return {
                 worker: Overlap(MirrorStatus.STALE, None, None, odd[worker])
                 if worker in odd
@@ -131,7 +133,7 @@ class Fleet:
     def _lengths(
         self, hashes: list[BlockHash], rules: GroupRules | None, odd: Mapping[str, str]
     ) -> tuple[list[tuple[str, Numbers]], Masks]:
-        """[slots] usable tokens, for each tier with the faster ones before it; [words] for whom they are not known."""
+        """[slots] usable tokens, for each tier with the faster ones before it; [words] who has more or less, perhaps."""
         num_slots = 64 * int(self.catalogue.num_words)
         tiers = self._tiers()
         if rules is None or not rules.managers or not hashes:
