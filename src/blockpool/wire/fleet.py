@@ -133,7 +133,7 @@ class Fleet:
     def _lengths(
         self, hashes: list[BlockHash], rules: GroupRules | None, odd: Mapping[str, str]
     ) -> tuple[list[tuple[str, Numbers]], Masks]:
-        """[slots] usable tokens, for each tier with the faster ones before it; [words] who has more or less, perhaps."""
+        """[slots] usable tokens, for each tier with the faster ones before it; [words] for whom nobody knows."""
         num_slots = 64 * int(self.catalogue.num_words)
         tiers = self._tiers()
         if rules is None or not rules.managers or not hashes:
