@@ -12,6 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockpool.cache import KVCacheConfig, KVCacheManager, Request
+from blockpool.hashing import BlockHasher
+from blockpool.managers import FullAttentionSpec, KVCacheGroupSpec
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from blockpool.wire import BatchError, KVEventBatch, RecordingError, decode_batch, encode_batch
 from blockpool.wire.check import RULES, StreamCheck, first_of_each
@@ -91,7 +94,8 @@ BROKEN: list[tuple[str, int | None, list[KVCacheEvent]]] = [
     ("group", 1, [stored(0, 1), stored(1, 2, block_size=6, token_ids=[0] * 6)]),
     ("tier", 0, [stored(0, 1, medium="HBM")]),
     ("tier", 0, [AllBlocksCleared(medium="HBM")]),
-    ("parent", 0, [stored(2, 3)]),
+    ("parent", 0, [stored(2, 4)]),
+    ("parent", 1, [stored(0, 2), stored(4, 5)]),
     ("parent", 2, [stored(0, 2), removed(1, 2), stored(2, 3)]),
     ("removed", 0, [removed(0, 1)]),
     ("removed", 1, [stored(0, 1), removed(0, 1, group_idx=1)]),
@@ -125,6 +129,36 @@ def test_rules_that_need_more_than_one_batch() -> None:
 def test_windows_have_no_known_parents() -> None:
     window = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 9}
     assert faults((0, [stored(2, 3, **window)])) == []
+
+
+def test_a_boundary_inside_a_block_has_no_known_parent() -> None:
+    """Hashes of 2 tokens, blocks of 4: what is before a boundary is inside its block."""
+    inside = {"block_size": 2, "token_ids": [0, 0], "parent_block_hash": b"?" * 32}
+    assert faults((0, [stored(0, 2), stored(2, 3, **inside)])) == []
+    assert faults((0, [stored(0, 1), stored(2, 3, **inside)])) == []
+    assert faults((0, [stored(2, 3, **inside), stored(0, 1)])) == []  # which of the two it is shows later
+    whole = {"parent_block_hash": b"?" * 32}
+    assert faults((0, [stored(2, 3, **inside), stored(0, 1), stored(1, 2, **whole)])) == [("parent", 0, 2)]
+    assert faults((0, [stored(0, 2), stored(2, 3, **whole)])) == [("parent", 0, 1)]
+
+
+def test_the_stream_of_an_engine_whose_hits_end_inside_blocks_is_clean() -> None:
+    group = KVCacheGroupSpec(("layer",), FullAttentionSpec(16))
+    manager = KVCacheManager(KVCacheConfig(50, (group,), hash_block_size=4), events="first_last")
+    hasher = BlockHasher(hash_block_size=4, seed="check")
+    check = StreamCheck("first_last")
+    boundaries = 0
+    prompts = [list(range(30)), [*range(28), *[9] * 30], [*range(28), *[9] * 30, *[3] * 11], [5] * 14]
+    for seq, tokens in enumerate(prompts):
+        request = Request(f"{seq}", tokens, hasher=hasher)
+        hit = manager.get_computed_blocks(request)
+        manager.allocate_slots(request, len(tokens) - hit.num_tokens, new_computed_blocks=hit)
+        manager.take_block_copies()
+        manager.free(request)
+        events = manager.take_events()
+        boundaries += sum(isinstance(event, BlockStored) and event.block_size == 4 for event in events)
+        assert check.feed(seq, KVEventBatch(0.0, list(events))) == []
+    assert boundaries == 4
 
 
 def test_every_rule_is_broken_above() -> None:

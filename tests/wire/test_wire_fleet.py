@@ -202,6 +202,57 @@ def test_integers_are_not_asked_of_who_announces_digests() -> None:
     assert ints.overlap([2**64 - 1])["v"].tokens == {"GPU": 1}
 
 
+def of_size(size: int, *hashes: bytes, group: int = 0) -> bytes:
+    event = BlockStored(
+        block_hashes=list(hashes),
+        parent_block_hash=None,
+        token_ids=[0] * size * len(hashes),
+        block_size=size,
+        lora_id=None,
+        medium="GPU",
+        lora_name=None,
+        group_idx=group,
+    )
+    return encode_batch(KVEventBatch(0.0, [event]))
+
+
+def test_hashes_of_a_finer_unit_than_any_block_are_no_silent_zero() -> None:
+    """Blocks of 16 tokens, hashes of 4: until a boundary inside a block is announced nobody can tell."""
+    blocks = DIGESTS[3:16:4]
+    fleet = Fleet()
+    holder = fed(fleet, "has some", of_size(16, *blocks))
+    fed(fleet, "has none", of_size(16, DIGESTS[30]))
+    answer = fleet.overlap(DIGESTS[:18])
+    assert (answer["has some"].status, answer["has some"].tokens, answer["has some"].last_known) == (
+        "stale",
+        None,
+        None,
+    )
+    assert "hash_block_size" in answer["has some"].reason
+    assert (answer["has none"].status, answer["has none"].tokens) == ("live", {"GPU": 0})
+    assert fleet.overlap(DIGESTS[20:29])["has some"].tokens == {"GPU": 0}  # of whatever unit, it has nothing
+    assert fleet.overlap(DIGESTS[:1])["has some"].tokens == {"GPU": 0}
+    holder.receive(1, of_size(4, DIGESTS[31]))
+    assert fleet.overlap(DIGESTS[:18])["has some"].tokens == {"GPU": 64}
+    stated = Fleet(hash_block_size=4)
+    fed(stated, "has some", of_size(16, *blocks))
+    assert stated.overlap(DIGESTS[:18])["has some"].tokens == {"GPU": 64}
+
+
+def test_hashes_of_the_announced_unit_are_recognized() -> None:
+    fleet = Fleet()
+    fed(fleet, "w", of_size(16, *DIGESTS[:3]))
+    assert fleet.overlap(DIGESTS[:5])["w"].tokens == {"GPU": 48}
+    fed(fleet, "hole", of_size(16, *DIGESTS[2:3]))  # the 3rd of 3: no unit is a third of 16
+    assert fleet.overlap(DIGESTS[:5])["hole"].tokens == {"GPU": 0}
+    larger = Fleet()  # of a group with blocks of two hashes every 2nd is all there is
+    fed(larger, "w", of_size(16, *DIGESTS[:4]), of_size(32, *DIGESTS[1:4:2], group=1))
+    assert larger.overlap(DIGESTS[:5])["w"].tokens == {"GPU": 64}
+    finer = Fleet()
+    fed(finer, "w", of_size(16, *DIGESTS[1:8:2]), of_size(32, *DIGESTS[3:8:4], group=1))
+    assert finer.overlap(DIGESTS[:9])["w"].status == "stale"
+
+
 def test_empty_questions_and_empty_fleets() -> None:
     assert Fleet().overlap(DIGESTS) == {}
     fleet = Fleet()

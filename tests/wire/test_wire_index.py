@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockpool.pool import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
-from blockpool.wire import KVEventBatch, decode_batch, encode_batch
+from blockpool.wire import KVEventBatch, Mirror, decode_batch, encode_batch
 from blockpool.wire.changes import changes_of, read_changes
 from blockpool.wire.check import StreamCheck
 from blockpool.wire.desk import Desk
@@ -163,6 +163,39 @@ def test_a_hash_twice_in_one_event_is_two_copies() -> None:
     assert sum(len(event.block_hashes) for event in told_by(ledger)) == 2
     ledger.apply(BlockRemoved(block_hashes=chain[:1], medium="GPU"))
     assert sum(len(event.block_hashes) for event in told_by(ledger)) == 1
+
+
+@pytest.mark.parametrize("through_overflow", [False, True])
+@property_settings(60)
+@given(seed=st.integers(0, 10**6))
+def test_where_only_first_and_last_are_announced_again_means_nothing(through_overflow: bool, seed: int) -> None:
+    """What a late reader is told is what an uninterrupted one has."""
+    rng = random.Random(seed)
+    chain = [bytes([1, i]) * 16 for i in range(6)]
+    mirror = Mirror(convention="first_last", can_replay=False)
+    desk = Desk("me", convention="first_last", max_queue_size=3 if through_overflow else 100, clock=lambda: 0.0)
+    for seq in range(20):
+        first = rng.randrange(6)
+        hashes = rng.choices(chain[first:], k=rng.randint(1, 3))
+        event: BlockStored | BlockRemoved
+        if rng.random() < 0.5:
+            event = msgspec.structs.replace(
+                stored(chain, 0, 1),
+                block_hashes=list(hashes),
+                token_ids=[0] * 2 * len(hashes),
+                extra_keys=None,
+            )
+        else:
+            event = BlockRemoved(block_hashes=list(hashes), medium="GPU", group_idx=0)
+        desk.put([event])
+        mirror.receive(seq, encode_batch(KVEventBatch(0.0, [event])))
+        if rng.random() < 0.1:
+            desk.send_one(lambda frames: None)
+    while desk.send_one(lambda frames: None):
+        pass
+    assert desk.ledger is not None
+    told = [one for event in told_by(desk.ledger) for one in event.block_hashes]
+    assert sorted(told) == sorted(one for one in chain if one in mirror)  # type: ignore[type-var]
 
 
 def test_a_view_is_of_its_moment() -> None:

@@ -170,6 +170,38 @@ def test_a_restart_behind_a_proxy_is_seen_by_an_old_number_with_a_new_content(ca
     assert (mirror.status, mirror.sequence, C in mirror) == ("live", 0, True)
 
 
+def test_a_slow_reader_is_told_of_no_restart() -> None:
+    """A replay has brought more than is remembered; what waited in the socket meanwhile comes after it."""
+    payloads = [stores(A, ts=float(seq)) if seq % 2 == 0 else removes(A, ts=float(seq)) for seq in range(3000)]
+    mirror = live(*payloads[:2])
+    mirror.receive(2, payloads[2])
+    mirror.receive(10, payloads[10])
+    assert mirror.wanted == ReplayWanted(2)
+    mirror.replayed(list(enumerate(payloads))[2:], status(next_seq=3000))
+    assert (mirror.status, mirror.sequence) == ("live", 2999)
+    for seq in range(11, 3000):
+        mirror.receive(seq, payloads[seq])
+        assert (mirror.status, mirror.sequence, mirror.counts.restarts) == ("live", 2999, 0)
+    assert (mirror.num_blocks, mirror.counts.batches, mirror.counts.duplicates) == (0, 3000, 2989)
+    # Numbers that fall are something else: a batch of long ago, or another publisher. That can be asked.
+    mirror.receive(5, payloads[5])
+    assert (mirror.status, mirror.wanted, mirror.counts.restarts) == ("catching_up", ReplayWanted(2999), 0)
+    mirror.replayed([(2999, payloads[2999])], status(next_seq=3000))
+    assert (mirror.status, mirror.sequence) == ("live", 2999)
+    mirror.receive(5, stores(C))
+    mirror.replayed([(5, stores(C))], status("two", 6))
+    assert (mirror.counts.restarts, mirror.num_blocks) == (1, 0)
+
+
+def test_what_is_still_to_be_read_is_not_missing() -> None:
+    mirror = live(stores(A))
+    for _ in range(3):
+        mirror.heard(status(next_seq=9), known=0, is_reading=True)
+        assert (mirror.status, mirror.lag) == ("live", 8)
+    mirror.heard(status(next_seq=9), known=0)
+    assert (mirror.status, mirror.wanted) == ("catching_up", ReplayWanted(0))
+
+
 def test_the_first_status_tells_that_the_publisher_has_sent_less() -> None:
     """Somebody else's batch has fitted; a batch that came after the status was asked says nothing."""
     mirror = live(stores(A))

@@ -728,6 +728,58 @@ class TestSubscriber:
             goes_on.set()
             until(up_to(reader.mirror, -1), reader)
 
+    def test_inside_the_process_a_publisher_that_has_closed_holds_nobody(self) -> None:
+        """What it was asked cannot go: it is not live from the next heartbeat on, and its successor is found."""
+        now = 0.0
+        first = Publisher("inproc://gone", "inproc://gone-replay")
+        with Subscriber(Mirror(), "inproc://gone", "inproc://gone-replay", clock=lambda: now) as reader:
+            first.publish(Blocks().one_more())
+            until(up_to(reader.mirror, 0), reader)
+            first.close()
+            now += 6
+            asking = threading.Thread(target=lambda: [reader.poll() for _ in range(10)], daemon=True)
+            asking.start()
+            asking.join(10)
+            assert not asking.is_alive()
+            assert reader.mirror.status == "catching_up"
+            assert reader.mirror.reason == "the publisher cannot be asked"
+            now += 61
+            reader.poll()
+            assert reader.mirror.status == "stale"
+            with Publisher("inproc://gone", "inproc://gone-replay") as second:
+                blocks = Blocks()
+                blocks.one_more()
+                second.publish(blocks.one_more())
+                now += 6
+                until(up_to(reader.mirror, 0), reader)
+                assert [one in reader.mirror for one in blocks.digests[:2]] == [False, True]
+
+    def test_what_waits_in_its_own_socket_is_not_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("blockpool.wire.subscriber.READ_IN_A_ROW", 1)
+        now = 0.0
+        event = BlockStored(
+            block_hashes=[b"x" * 32],
+            parent_block_hash=None,
+            token_ids=[1],
+            block_size=1,
+            lora_id=None,
+            medium="GPU",
+            lora_name=None,
+        )
+        with publisher(convention="per_copy") as one, subscriber(one, clock=lambda: now) as reader:
+            until(up_to(reader.mirror, -1), reader)
+            for _ in range(3000):
+                one.publish([event])
+            until(lambda: one.counts.batches == 3000)
+            for _ in range(3):  # heartbeats
+                now += 6
+                reader.poll()
+                until(lambda: reader._question is None, reader)
+                assert (reader.mirror.status, reader.mirror.counts.gaps) == ("live", 0)
+            until(up_to(reader.mirror, 2999), reader)
+            assert (reader.mirror.counts.gaps, reader.mirror.counts.restarts) == (0, 0)
+            assert reader.mirror.copies(b"x" * 32) == 3000
+
     def test_without_a_replay_socket_a_gap_stays(self) -> None:
         blocks = Blocks()
         with Publisher(LOOPBACK) as one, Subscriber(Mirror(), one.endpoint) as reader:

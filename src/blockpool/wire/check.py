@@ -31,8 +31,8 @@ RULES = {
     "form": "all hashes of a stream are integers, or digests of one width",
     "group": "a group keeps its kind and window; blocks in smaller units are boundaries inside one of its blocks",
     "tier": "the tier is one of GPU, CPU and STORAGE",
-    "parent": "a block of a group that reads everything follows one that is announced; evict_blocks and no_store,"
-    " and a recording that begins in the middle, cut chains",
+    "parent": "a block of a group that reads everything follows one that is announced (a boundary inside a block need"
+    " not); evict_blocks and no_store, and a recording that begins in the middle, cut chains",
     "repeated": "where the first and the last copy are announced, a key is announced once until it is removed",
     "removed": "what is removed was announced in that group and tier, and not removed since",
     "capacity": "there are no more keys than blocks: a block that is used anew loses its old key first",
@@ -80,6 +80,7 @@ class StreamCheck:
         self._form: str | None = None
         self._groups: dict[int, tuple[str | None, int | None]] = {}
         self._sizes: dict[int, int] = {}
+        self._sized: set[int] = set()  # groups of which it is certain that the size is that of whole blocks
         self._recent: dict[int, int] = {}  # hashes of payloads, by their numbers
         self._faults: list[StreamFault] = []
 
@@ -193,10 +194,15 @@ class StreamCheck:
         if max(size, event.block_size) % min(size, event.block_size):
             yield "group", f"group {group} has blocks of {event.block_size} tokens, and had {size}"
         self._sizes[group] = max(size, event.block_size)
+        if hashes > 1 or size != event.block_size:
+            self._sized.add(group)
 
     def _parent(self, event: BlockStored, group: int, tier: str) -> Iterator[tuple[str, str]]:
         parent = event.parent_block_hash
         if parent is None or event.kv_cache_spec_kind not in WHOLE_KINDS or self._begins_late:
+            return
+        # One hash alone may be a boundary inside a block, whose parent may be one, too, that nobody has announced.
+        if len(event.block_hashes) == 1 and (group not in self._sized or event.block_size < self._sizes[group]):
             return
         if not any(self.keys[group, other, parent] for other in {tier, *TIERS}):
             yield "parent", f"{_short(event.block_hashes[0])} follows {_short(parent)}, which is not announced"

@@ -64,9 +64,10 @@ class Desk:
         self.hash_form = hash_form
         self.convention = convention
         self.clock = clock
-        self.outbox = Outbox(max_queue_size)
+        self.counts_copies = convention != "first_last"
+        self.outbox = Outbox(max_queue_size, self.counts_copies)
         self.gives_snapshots = snapshots
-        self.ledger: Ledger | None = Ledger() if snapshots else None
+        self.ledger: Ledger | None = Ledger(self.counts_copies) if snapshots else None
         self.buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self.last_settled = -1  # the last number whose batch was sent or given up
         self.num_batches = 0
@@ -135,7 +136,7 @@ class Desk:
         """What cannot be read again cannot be given: there are no snapshots until every tier is cleared."""
         for event in events:
             if self.ledger is None and isinstance(event, AllBlocksCleared) and event.medium is None:
-                self.ledger = Ledger()
+                self.ledger = Ledger(self.counts_copies)
             if self.ledger is not None:
                 try:
                     self.ledger.apply(event)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import gcd
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ BlockHash = bytes | int
 Said = dict[int, tuple[Fact, ...]]  # what one worker's events said of each group
 #: The order of the tiers, fastest first; others follow by name.
 TIERS = ("GPU", "CPU", "STORAGE")
+UNCLEAR = "what it has of these hashes fits hashes of fewer tokens than its blocks have, too: state hash_block_size"
 
 
 class Overlap(msgspec.Struct, frozen=True):
@@ -39,8 +41,10 @@ class Overlap(msgspec.Struct, frozen=True):
 class Fleet:
     """Workers that run one model.
 
-    `hash_block_size`: tokens per hash of a question; unless stated, the smallest block that was announced. `groups`:
-    the spec of each group; with both the answers are the engine's own. Unless stated, groups are what the events say:
+    `hash_block_size`: tokens per hash of a question. Unless stated it is the smallest block that was announced; that
+    is one too large when the engine hashes in smaller units and has not announced a boundary inside a block yet, so
+    where only every 2nd, 3rd, ... of the hashes is to be found anywhere, who has any is stale here. `groups`: the
+    spec of each group; with both the answers are the engine's own. Unless stated, groups are what the events say:
     that is not enough for every kind, and a group of which no worker has announced anything yet is not known, so that
     answers are upper bounds until each has. `partial_hits`: whether the engine's hits may end inside a block.
     """
@@ -102,7 +106,9 @@ class Fleet:
         """What each worker has of a prompt, given its chain of hashes, one per `hash_block_size` tokens.
 
         By each group's own rule: a window needs its last blocks only, a state its last one; what counts is what all
-        groups can resume from. A worker that says of a group what most others do not, or what no rule is for, is
+        groups can resume from. It is of the hashes given: an engine computes the last token of a prompt in any case,
+        so for one that ends where its last hash does, its own hit is what is told without that hash, in chunks one
+        chunk less. A worker that says of a group what most others do not, or what no rule is for, is
         stale here and changes nobody else's answer.
 
         Raises GroupRuleError when no worker's groups have rules that are known, HashFormError for what is no hash,
@@ -111,7 +117,12 @@ class Fleet:
         hashes = list(block_hashes)
         with self.catalogue.lock:
             rules, odd = self._current_rules()
-            lengths = self._lengths(hashes, rules, odd)
+            lengths, unclear = self._lengths(hashes, rules, odd)
+            slots = np.unpackbits(unclear.view(np.uint8), bitorder="little")
+            if slots.any():
+                odd = {
+                    worker: UNCLEAR for worker, mirror in self._mirrors.items() if slots[mirror.holdings.slot]
+                } | odd
             return {
                 worker: Overlap(MirrorStatus.STALE, None, None, odd[worker])
                 if worker in odd
@@ -121,12 +132,13 @@ class Fleet:
 
     def _lengths(
         self, hashes: list[BlockHash], rules: GroupRules | None, odd: Mapping[str, str]
-    ) -> list[tuple[str, Numbers]]:
-        """[slots] usable tokens, for each tier with the faster ones before it."""
+    ) -> tuple[list[tuple[str, Numbers]], Masks]:
+        """[slots] usable tokens, for each tier with the faster ones before it; [words] for whom nobody knows."""
         num_slots = 64 * int(self.catalogue.num_words)
         tiers = self._tiers()
         if rules is None or not rules.managers or not hashes:
-            return [(tier, np.zeros(num_slots, dtype=np.int64)) for tier in tiers]
+            nobody = np.zeros(num_slots // 64, dtype=np.uint64)
+            return [(tier, np.zeros(num_slots, dtype=np.int64)) for tier in tiers], nobody
         keys = self._keys_of(hashes, odd)
         out: list[tuple[str, Numbers]] = []
         rows = {group: np.zeros((len(hashes), num_slots // 64), dtype=np.uint64) for group in rules.managers}
@@ -141,7 +153,35 @@ class Fleet:
                 usable = here if usable is None else usable & here
             assert usable is not None
             out.append((tier, _last_boundaries(usable) * rules.step))
-        return out
+        bits = np.zeros(num_slots, dtype=np.uint8)
+        bits[[mirror.holdings.slot for worker, mirror in self._mirrors.items() if worker not in odd]] = 1
+        fitting = np.packbits(bits, bitorder="little").view("<u8")
+        return out, self._unclear(rules, {group: held & fitting for group, held in rows.items()}, odd)
+
+    def _unclear(self, rules: GroupRules, rows: Mapping[int, Masks], odd: Mapping[str, str]) -> Masks:
+        """[words]: who has some of the hashes, when nobody can tell how many tokens each stands for; else nobody.
+
+        Blocks of n hashes are announced by every n-th: where no other is known, n is any divisor of that distance.
+        """
+        stride = 1 if self.hash_block_size is not None else rules.unit
+        for group, held in rows.items():
+            if stride > 1:
+                places = np.flatnonzero(held.any(axis=1)) + 1
+                stride = gcd(stride, int(np.gcd.reduce(places)) // (rules.managers[group].block_size // rules.unit))
+        some = [np.bitwise_or.reduce(held, axis=0) for held in rows.values()]
+        who: Masks = np.bitwise_or.reduce(some, axis=0)
+        return np.zeros_like(who) if stride == 1 or self._has_boundaries(rules, odd) else who
+
+    def _has_boundaries(self, rules: GroupRules, odd: Mapping[str, str]) -> bool:
+        """Whether anybody has announced a boundary inside a block, which is in units of hashes."""
+        return any(
+            fact[0] < rules.managers[group].block_size
+            for worker, mirror in self._mirrors.items()
+            if worker not in odd
+            for group, facts in mirror.holdings.facts.items()
+            if group in rules.managers
+            for fact in facts
+        )
 
     def _tiers(self) -> list[str]:
         known = {medium for _, medium in self.catalogue.shelves} | {TIERS[0]}

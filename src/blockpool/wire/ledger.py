@@ -65,9 +65,14 @@ class _Record:
 
 
 class Ledger:
-    """Follows one publisher's events, in either convention, as its own publisher sends them: without gaps."""
+    """Follows one publisher's events as its own publisher sends them: without gaps.
 
-    def __init__(self) -> None:
+    `counted`: a key that is announced again is one copy more; False where only the first and the last are announced,
+    so that again means nothing.
+    """
+
+    def __init__(self, counted: bool = True) -> None:
+        self.counted = counted
         self._keys: dict[Place, dict[BlockHash, _Record]] = {}
         self._copies: dict[tuple[Place, BlockHash], int] = {}  # how many more than one
 
@@ -101,7 +106,7 @@ class Ledger:
         keys = self._keys.setdefault(place, {})
         if not keys.keys().isdisjoint(hashes):
             for one_hash in hashes:
-                if one_hash in keys:
+                if self.counted and one_hash in keys:
                     self._copies[place, one_hash] = self._copies.get((place, one_hash), 0) + 1
             if all(one_hash in keys for one_hash in hashes):
                 return
@@ -384,10 +389,11 @@ class Overflow:
     """Batches that were not sent: their numbers are spent, and what they did to the index, key by key.
 
     However many they are, it stays as small as the index: a key that came and went is no more than a zero. Odd events
-    are not refused before `settle`, which is not called on the step's thread.
+    are not refused before `settle`, which is not called on the step's thread. `counted`: see Ledger.
     """
 
-    def __init__(self, first_seq: int) -> None:
+    def __init__(self, first_seq: int, counted: bool = True) -> None:
+        self.counted = counted
         self.last_seq = first_seq
         self.num_batches = 0
         self._cleared: list[AllBlocksCleared] = []
@@ -413,11 +419,12 @@ class Overflow:
             place = place_key(event.group_idx, event.medium)
             if isinstance(event, BlockStored):
                 for at, one in enumerate(event.block_hashes):
-                    net[place, one] = (net.get((place, one), (0,))[0] + 1, event, at)
+                    before = net.get((place, one), (0,))[0] if self.counted else 0
+                    net[place, one] = (before + 1, event, at)
             else:
                 for one in event.block_hashes:
                     count, told, at = net.get((place, one), (0, None, 0))
-                    net[place, one] = (count - 1, told, at)
+                    net[place, one] = (count - 1 if self.counted else -1, told, at)
 
     def _clear(self, event: AllBlocksCleared) -> None:
         if event.medium is None:

@@ -215,10 +215,13 @@ class Mirror:
             if self._connected:  # else it is a left-over of a connection that was cut
                 self._receive(seq, payload)
 
-    def heard(self, status: PublisherStatus, known: int = -1) -> None:
-        """A heartbeat: what the publisher says of itself. `known`: the mirror's `sequence` when it was asked."""
+    def heard(self, status: PublisherStatus, known: int = -1, *, is_reading: bool = False) -> None:
+        """A heartbeat: what the publisher says of itself. `known`: the mirror's `sequence` when it was asked.
+
+        `is_reading`: there are batches that came and were not handed over yet, so that none has to be missing.
+        """
         with self.lock:
-            self._heard(status, known)
+            self._heard(status, known, is_reading)
 
     def too_long(self, reason: str) -> None:
         """The answer to what is wanted has more messages than `max_pending`."""
@@ -269,8 +272,17 @@ class Mirror:
 
     def _receive(self, seq: int, payload: bytes) -> None:
         if seq <= self.sequence:
-            if self._is_old(seq, payload):
+            is_old = self._is_old(seq, payload)
+            if is_old is None and self.can_replay:
+                # One that was waiting while a replay brought it and many more. Numbers that fall are to be explained.
                 self._counts["duplicates"] += 1
+                if seq <= self._newest and self.status is MirrorStatus.LIVE:
+                    self._miss(f"batch {seq} comes again: whether the publisher is the one of before has been asked")
+                self._newest = max(self._newest, seq)
+                return
+            if is_old:
+                self._counts["duplicates"] += 1
+                self._newest = max(self._newest, seq)
                 return
             # In one stream everything after it is the new publisher's too.
             self._restarted("a batch has an old number and a new content")
@@ -483,7 +495,7 @@ class Mirror:
 
     # -- whose batches these are ---------------------------------------------------------------------------
 
-    def _heard(self, status: PublisherStatus, known: int) -> None:
+    def _heard(self, status: PublisherStatus, known: int, is_reading: bool) -> None:
         if self.publisher is not None and status.publisher != self.publisher:
             self._restarted("it is another one")
             self._reconnect()
@@ -501,7 +513,7 @@ class Mirror:
         self._known = self.sequence
         self._adopt(status)
         told, self._behind = self._behind, status.next_seq - 1
-        if self.status is MirrorStatus.LIVE and self.sequence < told:
+        if self.status is MirrorStatus.LIVE and self.sequence < told and not is_reading:
             # what the heartbeat before told of should have come by now
             self._counts["gaps"] += 1
             self._miss(f"batches {self.sequence + 1} to {told} have not come")
@@ -543,16 +555,16 @@ class Mirror:
         # Else it is by its id; of one that has just connected that is not enough: it may have been given the same.
         return status is not None and self.publisher is not None and not self._in_doubt
 
-    def _is_old(self, seq: int, payload: bytes) -> bool:
-        """Whether a batch with a number that was there before is that very batch."""
+    def _is_old(self, seq: int, payload: bytes) -> bool | None:
+        """Whether a batch with a number that was there before is that very batch; None: that is not remembered."""
         if self._has_mark(seq):
             return self._mark_of(seq) == hash(payload)
         if self._snapshot_ts is None:
-            return False
+            return None
         try:  # a snapshot contains it if it is older
             return read_changes(payload).ts <= self._snapshot_ts
         except BatchError:
-            return False
+            return None
 
     def _restarted(self, reason: str) -> None:
         """Everything so far is of a publisher that is no more."""

@@ -22,11 +22,12 @@ class Waiting(msgspec.Struct, frozen=True):
 class Outbox:
     """Batches in order. One that finds the queue full is not sent: its number is spent, which readers see as a gap.
 
-    What it did to the index is kept all the same (see Overflow), so that snapshots stay true.
+    What it did to the index is kept all the same (see Overflow), so that snapshots stay true. `counted`: see Ledger.
     """
 
-    def __init__(self, max_batches: int) -> None:
+    def __init__(self, max_batches: int, counted: bool = True) -> None:
         self.max_batches = max_batches
+        self.counted = counted
         self.next_seq = 0
         self.num_batches = 0
         self.num_dropped = 0
@@ -46,7 +47,7 @@ class Outbox:
             self.num_dropped += 1
             last = items[-1] if items else None
             if not isinstance(last, Overflow):
-                last = Overflow(seq)
+                last = Overflow(seq, self.counted)
                 items.append(last)
             last.add(seq, events)
             return seq

@@ -71,7 +71,7 @@ class Player:
             if pause > LONGEST_PAUSE_S:
                 raise RecordingError(f"{one.place}: ts: {pause:.3g} s to wait; speed 0 does not wait")
             self.serve(pause)
-            self._pub.send_multipart((self._topic, sequence_bytes(one.seq), one.payload))
+            self._pub.send_multipart((self._topic, sequence_bytes(one.seq), one.payload), flags=self._zmq.NOBLOCK)
             self._sent.append((one.seq, one.payload))
             count += 1
         return count

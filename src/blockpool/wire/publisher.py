@@ -250,7 +250,7 @@ class Publisher:
         return True
 
     def _send(self, frames: Frames) -> None:
-        self._pub.send_multipart(frames)
+        self._pub.send_multipart(frames, flags=self._zmq.NOBLOCK)
 
     def _send_answer(self, frames: Frames) -> bool:
         return send_answer(self._zmq, self._router, frames)

@@ -97,6 +97,7 @@ class Subscriber:
         self._on_fault = on_fault
         self._num_peers = 0
         self._heard_last = -1  # the number of the newest batch of this subscription
+        self._has_unread = False  # more has come than was taken in
         mirror.can_replay = replay_endpoint is not None
         inside = any(one is not None and scheme_of(one) == "inproc" for one in (endpoint, replay_endpoint))
         self._context = self._zmq.Context.instance() if inside else self._zmq.Context()
@@ -252,12 +253,14 @@ class Subscriber:
 
     def _read_subscription(self) -> int:
         end = time.monotonic() + READ_S
+        self._has_unread = True
         for received in range(READ_IN_A_ROW):
             if time.monotonic() > end:
                 return received
             try:
                 frames = self._sub.recv_multipart(self._zmq.NOBLOCK)
             except self._zmq.Again:
+                self._has_unread = False
                 return received
             # What cut the connection was noticed before anything came over the next one.
             if not self._watch_connection():
@@ -304,13 +307,17 @@ class Subscriber:
             return
         self._next_heartbeat = self._clock() + self.heartbeat_s
         self._question = _Question(wanted, self.mirror.sequence, self._clock())
-        self._dealer.send_multipart((b"", STATUS))
+        questions = [STATUS]
         if isinstance(wanted, ReplayWanted):
-            self._dealer.send_multipart((b"", sequence_bytes(wanted.first)))
+            questions += [sequence_bytes(wanted.first), STATUS]
         elif isinstance(wanted, SnapshotWanted):
-            self._dealer.send_multipart((b"", SNAPSHOT))
-        if wanted is not None:
-            self._dealer.send_multipart((b"", STATUS))
+            questions += [SNAPSHOT, STATUS]
+        try:
+            for one in questions:
+                self._dealer.send_multipart((b"", one), self._zmq.NOBLOCK)
+        except self._zmq.Again:  # inside the process a socket whose other end has closed takes nothing any more
+            self.mirror.unanswered("the publisher cannot be asked")
+            self._open_dealer()
 
     def _read_answers(self) -> None:
         end = time.monotonic() + READ_S
@@ -356,7 +363,7 @@ class Subscriber:
         else:
             self.mirror.snapshot(answers[-1][0] if answers else -1, [payload for _, payload in answers], before)
         if status is not None:
-            self.mirror.heard(status, question.known)
+            self.mirror.heard(status, question.known, is_reading=self._has_unread)
 
     def _keep_time(self) -> None:
         now = self._clock()
