@@ -15,10 +15,12 @@ AT_A_TIME = 64  # keys per question, of a group that reads everything: the first
 
 
 class Keys:
-    """The keys of one request's blocks, made as they are asked for."""
+    """The keys of one request's blocks from a position on, made once, as they are asked for."""
 
-    def __init__(self, manager: SingleTypeKVCacheManager, start: bytes, request: Request) -> None:
+    def __init__(self, manager: SingleTypeKVCacheManager, start: bytes, request: Request, first: int = 0) -> None:
         self.num_blocks = request.num_hashes() // manager.factor
+        self._first = first
+        self._made: list[bytes] = []
         self._start = start
         self._group = manager.group_id.to_bytes(GROUP_BYTES, "big")
         self._width = manager.pool.digest_size
@@ -30,26 +32,36 @@ class Keys:
 
     def run(self, first: int, last: int) -> list[bytes]:
         """Of the positions first .. last-1."""
-        start, digests, width, stride, group = self._start, self._digests, self._width, self._stride, self._group
-        return [
-            start + digests[end - width : end] + group
-            for end in range((first + 1) * stride, (last + 1) * stride, stride)
-        ]
+        known = self._first + len(self._made)
+        if last > known:
+            start, digests, width, stride, group = self._start, self._digests, self._width, self._stride, self._group
+            self._made += [
+                start + digests[end - width : end] + group
+                for end in range((known + 1) * stride, (last + 1) * stride, stride)
+            ]
+        return self._made[first - self._first : last - self._first]
 
 
 def look_up_in(tiers: Sequence[Tier], errors: list[str], keys: Sequence[bytes]) -> list[bool]:
     """Which of these pages some tier has; names of what tiers raise go to `errors`."""
     found = [False] * len(keys)
+    is_any = False
     for tier in tiers:
-        missing = [at for at, here in enumerate(found) if not here]
-        if not missing:
-            break
         try:
-            there = tier.lookup([keys[at] for at in missing])
-            for at, here in zip(missing, there, strict=True):
-                found[at] = here
+            if not is_any:
+                there = tier.lookup(keys)
+                if len(there) == len(keys):
+                    found = there
+            else:
+                missing = [at for at, here in enumerate(found) if not here]
+                there = tier.lookup([keys[at] for at in missing])
+                for at, here in zip(missing, there, strict=True):
+                    found[at] = here
         except Exception as error:  # a tier that breaks its promise has nothing
             errors.append(type(error).__name__)
+        is_any = True in found
+        if is_any and False not in found:
+            break
     return found
 
 
@@ -71,32 +83,43 @@ class Finder:
         self.alignment = lcm(*(one.block_size for one in self.managers)) if self.managers else 1
         self._starts = list(starts)
 
-    def keys(self, request: Request) -> list[Keys]:
-        """Of each group that is cached."""
-        return [Keys(manager, self._starts[manager.group_id], request) for manager in self.managers]
+    def keys(self, request: Request, start: int = 0) -> list[Keys]:
+        """Of each group that is cached, from token `start` on."""
+        return [
+            Keys(manager, self._starts[manager.group_id], request, start // manager.block_size)
+            for manager in self.managers
+        ]
 
     def num_blocks(self, request: Request, start: int) -> int:
         """How many there are behind token `start`, of all groups."""
         return sum(max(0, request.num_tokens - start) // one.block_size for one in self.managers)
 
-    def wanted(self, request: Request, start: int, boundary: int) -> list[Wanted]:
-        """What a request needs to go on at a boundary, of what lies behind token `start`, group by group."""
+    def wanted(self, all_keys: Sequence[Keys], start: int, boundary: int) -> list[Wanted]:
+        """What a request needs to go on at a boundary, of what lies behind token `start`, group by group.
+
+        `all_keys`: its keys, from there on.
+        """
         found: list[Wanted] = []
-        for manager, keys in zip(self.managers, self.keys(request), strict=True):
+        for manager, keys in zip(self.managers, all_keys, strict=True):
             size = manager.block_size
             first = max(start // size, manager.needed(boundary).start)
             found.append(Wanted(manager, first, keys.run(first, boundary // size)))
         return found
 
     def furthest(
-        self, request: Request, num_computed_tokens: int, look_up: Callable[[Sequence[bytes]], list[bool]]
+        self,
+        request: Request,
+        num_computed_tokens: int,
+        look_up: Callable[[Sequence[bytes]], list[bool]],
+        all_keys: Sequence[Keys] | None = None,
     ) -> int:
         """The greatest boundary, in tokens, from which the request can go on when its blocks behind
-        `num_computed_tokens` are those that `look_up` finds; `num_computed_tokens` if there is none.
+        `num_computed_tokens` are those that `look_up` finds; `num_computed_tokens` if there is none. `all_keys`: its
+        keys from there on, if they were made already.
         """
         start = num_computed_tokens
         most = request.num_tokens - 1
-        keys = self.keys(request)
+        keys = self.keys(request, start) if all_keys is None else all_keys
         whole = [at for at, manager in enumerate(self.managers) if manager.reads_whole_prefix()]
         for at in whole:
             manager = self.managers[at]

@@ -13,7 +13,7 @@ from blockpool.cache import CacheResetResult, KVCacheManager
 from blockpool.engine import EngineRequest, LoadData, Scheduler, SchedulerOutput
 from blockpool.offload.announcing import Announcer
 from blockpool.offload.errors import OffloadError
-from blockpool.offload.finding import Finder, Wanted, look_up_in
+from blockpool.offload.finding import Finder, Keys, Wanted, look_up_in
 from blockpool.offload.memory import BlockMemory
 from blockpool.offload.namespace import Namespace
 from blockpool.offload.storing import Storer, StoreWhen
@@ -57,6 +57,7 @@ class Answer:
         self.near: int | None = None
         self.furthest: int | None = None
         self.is_asked = False  # a thread is to answer
+        self.chain: list[Keys] = []  # until it is found
         self.wanted: list[Wanted] = []
         self.keys: list[bytes] = []
         self.waits_for: LoadJob | None = None
@@ -69,11 +70,12 @@ class Answer:
             return True
         return self.furthest == num_computed_tokens and num_polls > self.made_at + NOTHING_HOLDS
 
-    def is_found(self, furthest: int, request: EngineRequest, finder: Finder) -> None:
+    def is_found(self, furthest: int, finder: Finder) -> None:
         """The last to be set is what others look at."""
         if furthest > self.num_computed_tokens:
-            self.wanted = finder.wanted(request, self.num_computed_tokens, furthest)
+            self.wanted = finder.wanted(self.chain, self.num_computed_tokens, furthest)
             self.keys = [key for wanted in self.wanted for key in wanted.keys]
+        self.chain = []
         self.furthest = furthest
 
 
@@ -302,9 +304,11 @@ class Offloader:
         start = answer.num_computed_tokens
         if self._finder.num_blocks(request, start) <= MOST_AT_ONCE:
             if answer.near is None:
-                answer.near = self._finder.furthest(request, start, partial(look_up_in, self._local, answer.errors))
+                answer.chain = self._finder.keys(request, start)
+                look_up = partial(look_up_in, self._local, answer.errors)
+                answer.near = self._finder.furthest(request, start, look_up, answer.chain)
             if not self._has_remote or answer.near + self._finder.alignment > request.num_tokens - 1:
-                answer.is_found(answer.near, request, self._finder)
+                answer.is_found(answer.near, self._finder)
                 return
         if self._num_asked() < MOST_ASKED:
             answer.is_asked = True
@@ -316,9 +320,11 @@ class Offloader:
         start = answer.num_computed_tokens
         furthest = start if answer.near is None else answer.near
         try:
-            furthest = self._finder.furthest(request, start, partial(look_up_in, self.tiers, answer.errors))
+            answer.chain = answer.chain or self._finder.keys(request, start)
+            look_up = partial(look_up_in, self.tiers, answer.errors)
+            furthest = self._finder.furthest(request, start, look_up, answer.chain)
         finally:
-            answer.is_found(furthest, request, self._finder)
+            answer.is_found(furthest, self._finder)
             self.transfers.wake()
 
     def _note_errors(self, answer: Answer) -> None:
@@ -376,7 +382,7 @@ class Offloader:
         job = LoadJob(load.request_id, load.load_id, load.first, load.last)
         all_wanted = answer.wanted
         if load.first != answer.num_computed_tokens or load.last != answer.furthest:
-            all_wanted = self._finder.wanted(request, load.first, load.last)
+            all_wanted = self._finder.wanted(self._finder.keys(request, load.first), load.first, load.last)
         for manager, first, keys in all_wanted:
             size = manager.block_size
             blocks = load.block_ids[manager.group_id][first : first + len(keys)]
