@@ -135,7 +135,7 @@ MUTATIONS = (
         "watched while it waits: a block is not read after it was handed out",
         "offload/storing.py",
         (("pool.watch_blocks(blocks, lost[number].add)", "pool.watch_blocks(blocks, lambda block: None)"),),
-        (TIERED,),
+        (OFFLOADER,),
     ),
     Mutation(
         "nothing is written behind an abort: a load that comes too late finds its job cancelled",
