@@ -117,8 +117,8 @@ class TransferEngine:
     """`num_threads` threads for loads and as many for stores, so that neither waits for the other; and one for
     questions to servers, which no transfer waits for.
 
-    At most `most_pages` pages in each direction are queued or moved at a time: `has_room` says whether some more may
-    be submitted. What ends is in `take_done`.
+    At most `most_pages` pages in each direction are queued or moved at a time: `room_to_store` and `can_load` say
+    whether more may be submitted. What ends is in `take_done`.
     """
 
     def __init__(
