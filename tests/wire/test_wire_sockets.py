@@ -729,20 +729,25 @@ class TestSubscriber:
             until(up_to(reader.mirror, -1), reader)
 
     def test_inside_the_process_a_publisher_that_has_closed_holds_nobody(self) -> None:
-        """What it was asked cannot go: it is not live from the next heartbeat on, and its successor is found."""
+        """What it was asked cannot go: no heartbeat is answered, it is not live, and its successor is found."""
         now = 0.0
         first = Publisher("inproc://gone", "inproc://gone-replay")
         with Subscriber(Mirror(), "inproc://gone", "inproc://gone-replay", clock=lambda: now) as reader:
             first.publish(Blocks().one_more())
             until(up_to(reader.mirror, 0), reader)
             first.close()
-            now += 6
-            asking = threading.Thread(target=lambda: [reader.poll() for _ in range(10)], daemon=True)
-            asking.start()
-            asking.join(10)
-            assert not asking.is_alive()
+            # libzmq takes its sockets apart on a thread of its own: until then they take a question, and lose it
+            for what_passes in (reader.heartbeat_s, reader.reply_timeout_s):
+                now += what_passes + 1
+                asking = threading.Thread(target=lambda: [reader.poll() for _ in range(10)], daemon=True)
+                asking.start()
+                asking.join(10)
+                assert not asking.is_alive()
             assert reader.mirror.status == "catching_up"
-            assert reader.mirror.reason == "the publisher cannot be asked"
+            assert reader.mirror.reason in (
+                "the publisher cannot be asked",
+                "the publisher has not answered for 5 s",
+            )
             now += 61
             reader.poll()
             assert reader.mirror.status == "stale"
