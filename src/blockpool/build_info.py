@@ -6,7 +6,9 @@ import importlib
 
 import msgspec
 
-ROOMS = tuple(f"blockpool.{room}" for room in ("pool", "managers", "cache", "engine", "wire", "integrations.vllm"))
+ROOMS = tuple(
+    f"blockpool.{room}" for room in ("pool", "managers", "cache", "engine", "wire", "offload", "integrations.vllm")
+)
 #: Interpreted in every build: exceptions and plain values, where nothing is hot.
 INTERPRETED = frozenset(
     {"errors", "events", "reports", "audit", "specs", "config", "plan", "block_copy"}
@@ -47,6 +49,8 @@ INTERPRETED = frozenset(
     }
     | {"codec", "lean", "endpoints", "protocol", "extra", "outbox", "ledger", "desk", "publisher", "mirror"}
     | {"rules", "fleet", "subscriber", "recording", "player", "check", "diff"}
+    | {"tier", "policy", "namespace", "memory", "announcing", "slot_tier", "host", "disk", "checksum"}
+    | {"valkey", "valkey_value"}
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import resource
@@ -13,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from blockpool.offload.checksum import CHECKSUM_BYTES
 from blockpool.offload.disk import DiskTier, Reopened
 from blockpool.offload.disk_layout import ALIGNMENT, ENTRY_BYTES, HEADER, MAX_KEY_BYTES
+from blockpool.offload.disk_slots import behind, runs
 from blockpool.offload.errors import (
     DiskFileError,
     DiskFullError,
@@ -28,7 +32,7 @@ from blockpool.offload.errors import (
 from blockpool.offload.tier import Loaded, Stored
 from tests.offload import storing_child
 from tests.offload.content import ONE, TWO, key_of, page_of
-from tests.sizes import LONG
+from tests.sizes import LONG, property_settings
 
 ROOT = Path(__file__).parents[2]
 PAGE_BYTES = 6000
@@ -38,12 +42,19 @@ HEADER_BYTES = HEADER.size + CHECKSUM_BYTES
 FIRST_SLOT = 2 * ALIGNMENT
 
 
+@pytest.fixture(params=[PAGE_BYTES, 2 * ALIGNMENT], ids=["padded", "whole"], autouse=True)
+def page_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that fill their slots are written and read with their neighbours at once."""
+    monkeypatch.setattr(sys.modules[__name__], "PAGE_BYTES", request.param)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "tier"
 
 
-def tier_at(path: Path, num_pages: int = NUM_PAGES, page_bytes: int = PAGE_BYTES, **options: Any) -> DiskTier:
+def tier_at(path: Path, num_pages: int = NUM_PAGES, page_bytes: int = 0, **options: Any) -> DiskTier:
+    page_bytes = page_bytes or PAGE_BYTES
     return DiskTier(path, num_pages * page_bytes, page_bytes, **options)
 
 
@@ -200,7 +211,7 @@ def test_a_file_made_for_something_else_is_refused(path: Path) -> None:
     tier = tier_at(path)
     store(tier, KEYS[0])
     tier.close()
-    with pytest.raises(DiskFileError, match="its pages have 6000 bytes, not 5999; overwrite=True"):
+    with pytest.raises(DiskFileError, match=f"its pages have {PAGE_BYTES} bytes, not 5999; overwrite=True"):
         tier_at(path, page_bytes=5999)
     with pytest.raises(DiskFileError, match="room for 8 pages, not 9"):
         tier_at(path, num_pages=9)
@@ -386,6 +397,47 @@ def test_a_refused_page_is_right_if_it_comes_back(path: Path, monkeypatch: pytes
         tier.close()
 
 
+def test_a_device_that_refuses_some_of_a_call(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page that was answered OK is there, and all that is found after a restart is right."""
+    device = Device(monkeypatch)
+    for fails_after in range(40):
+        device.fails_after = None
+        tier = tier_at(path, 6, overwrite=True)
+        store(tier, *KEYS[:6])
+        device.fails_after = fails_after
+        results = store(tier, *KEYS[6:10])
+        device.fails_after = None
+        kept = [key for key, result in zip(KEYS[6:10], results, strict=True) if result is Stored.OK]
+        assert set(results) <= {Stored.OK, Stored.FAILED}
+        assert load(tier, *KEYS[:2], *kept) == [Loaded.OK] * (2 + len(kept))
+        assert not tier.audit()
+        leave(tier)
+        tier = tier_at(path, 6)
+        assert load(tier, *KEYS[:2], *kept) == [Loaded.OK] * (2 + len(kept))
+        assert load(tier, *tier.keys()) == [Loaded.OK] * len(tier.keys())
+        tier.close()
+
+
+@property_settings()
+@given(st.lists(st.integers(0, 12), max_size=12), st.integers(1, 5))
+def test_neighbours(slots: list[int], at_once: int) -> None:
+    """Every place once, what is together follows each other, and nothing that could be together is apart."""
+    found = runs(slots, at_once)
+    assert sorted(at for run in found for at in run) == list(range(len(slots)))
+    for run in found:
+        assert [slots[at] - slots[run[0]] for at in run] == list(range(len(run)))
+        assert len(run) <= at_once
+    for run, later in itertools.pairwise(found):
+        assert len(run) == at_once or slots[later[0]] != slots[run[-1]] + 1
+
+
+@property_settings()
+@given(st.lists(st.binary(min_size=1, max_size=5), max_size=6), st.integers(0, 30))
+def test_what_is_left_of_buffers(parts: list[bytes], count: int) -> None:
+    assert b"".join(behind(parts, count)) == b"".join(parts)[count:]
+    assert all(behind(parts, count))
+
+
 def test_a_device_that_does_not_give_a_page(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = tier_at(path)
     store(tier, KEYS[0])
@@ -398,6 +450,49 @@ def test_a_device_that_does_not_give_a_page(path: Path, monkeypatch: pytest.Monk
         assert load(tier, KEYS[0]) == [Loaded.UNREACHABLE]
         assert tier.stats().unreachable_pages == 1
     assert load(tier, KEYS[0]) == [Loaded.OK]
+    tier.close()
+
+
+@pytest.mark.parametrize("bad", range(4))
+def test_a_device_that_does_not_give_one_of_neighbours(path: Path, monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
+    """The others are there; a device that gives a little at a time gives all."""
+    tier = tier_at(path)
+    store(tier, *KEYS[:4])
+    place = FIRST_SLOT + 2 * ALIGNMENT * bad
+    read = os.preadv
+
+    def refuse(file: int, buffers: list[memoryview], offset: int) -> int:
+        if offset <= place < offset + sum(map(len, buffers)):
+            raise OSError(errno.EIO, "broken")
+        return read(file, [buffers[0][:1000]], offset)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "preadv", refuse)
+        results = load(tier, *KEYS[:4])
+    assert results == [Loaded.UNREACHABLE if at == bad else Loaded.OK for at in range(4)]
+    flip(path, place + 17)
+    assert load(tier, *KEYS[:4]) == [Loaded.CORRUPT if at == bad else Loaded.OK for at in range(4)]
+    tier.close()
+
+
+@pytest.mark.parametrize("bad", range(4))
+def test_a_device_that_does_not_take_one_of_neighbours(path: Path, monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
+    tier = tier_at(path)
+    place = FIRST_SLOT + 2 * ALIGNMENT * bad
+    write = os.pwritev
+
+    def refuse(file: int, buffers: list[bytes], offset: int) -> int:
+        if offset <= place < offset + sum(map(len, buffers)):
+            raise OSError(errno.EIO, "broken")
+        return write(file, buffers, offset)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwritev", refuse)
+        assert store(tier, *KEYS[:4]) == [Stored.FAILED if at == bad else Stored.OK for at in range(4)]
+    assert load(tier, *KEYS[:4]) == [Loaded.MISSING if at == bad else Loaded.OK for at in range(4)]
+    leave(tier)
+    tier = tier_at(path)
+    assert sorted(tier.keys()) == sorted(key for at, key in enumerate(KEYS[:4]) if at != bad)
     tier.close()
 
 

@@ -717,7 +717,8 @@ def test_nothing_is_kept_of_requests_that_have_ended() -> None:
         house.engine.abort([f"s{number}"])
         house.run()
     house.step()
-    held = [value for value in vars(house.offloader).values() if isinstance(value, (dict, set, list, deque))]
+    values = [getattr(house.offloader, name) for name in dir(house.offloader) if not name.startswith("__")]
+    held = [value for value in values if isinstance(value, (dict, set, list, deque))]
     assert [one for one in held if one and one not in (house.offloader.tiers, house.offloader.losses)] == []
     house.sound()
 

@@ -6,29 +6,24 @@ import errno
 import fcntl
 import os
 import stat
-from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from blockpool.offload.checksum import CHECKSUM_BYTES, best_checksum, checksum_named
+from blockpool.offload.checksum import best_checksum, checksum_named
 from blockpool.offload.disk_layout import (
     ALIGNMENT,
-    ENTRY_BYTES,
     MAX_KEY_BYTES,
-    NO_ENTRY,
-    Entry,
     Layout,
     read_header,
 )
+from blockpool.offload.disk_slots import DiskSlots
 from blockpool.offload.errors import DiskFileError, DiskFullError, DiskInUseError
 from blockpool.offload.shelf import Kept
 from blockpool.offload.slot_tier import SlotTier
-from blockpool.offload.tier import Buffer, Loaded
+from blockpool.offload.tier import Loaded
 
-#: So many entries are read or wiped at once.
-ENTRIES_AT_ONCE = 8192
 NO_ROOM_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -74,10 +69,6 @@ class DiskTier(SlotTier):
         """
         super().__init__(name, "STORAGE", capacity_bytes, page_bytes, policy, quotas or {})
         self.path = Path(path)
-        num_slots = self._shelf.num_slots
-        self._checksums = bytearray(CHECKSUM_BYTES * num_slots)
-        self._entry_uses = array("Q", bytes(8 * num_slots))  # what the entry in the file says
-        self._may_have_entry = bytearray(num_slots)  # in the file, whole or torn
         real_path, is_mine = os.path.realpath(self.path), False
         self._file, is_created = self._open(real_path)
         try:
@@ -129,12 +120,11 @@ class DiskTier(SlotTier):
             self._layout = Layout(self.page_bytes, self._shelf.num_slots, name, os.urandom(16))
         else:
             self._layout = self._read_layout()
-        self._checksum = checksum_named(self._layout.checksum, str(self.path), "disk")
-        self._slots_offset = self._layout.slots_offset
-        self._slot_stride = self._layout.slot_stride
+        checksum = checksum_named(self._layout.checksum, str(self.path), "disk")
+        self._slots = DiskSlots(self._file, self._layout, checksum)
         if not found_bytes:
             self._preallocate(self._layout.file_bytes, 0)
-            self._write_all(self._layout.header(), 0)
+            self._slots.write_header()
         else:
             self._preallocate(self._layout.file_bytes, found_bytes)
         return self._reopen(found_bytes) if found_bytes else Reopened()
@@ -165,98 +155,31 @@ class DiskTier(SlotTier):
     def _reopen(self, found_bytes: int) -> Reopened:
         pages = []
         num_dropped = 0
-        for slot, data in self._entries():
-            self._may_have_entry[slot] = True
-            entry = self._layout.read_entry(slot, data, self._checksum)
+        for slot, entry in self._slots.read_entries():
             if entry is None or self._layout.slot_offset(slot) + entry.num_bytes > found_bytes:
                 num_dropped += 1
                 continue
             pages.append(Kept(entry.key, slot, entry.num_bytes, entry.last_use))
-            self._checksums[slot * CHECKSUM_BYTES : (slot + 1) * CHECKSUM_BYTES] = entry.checksum
-            self._entry_uses[slot] = entry.last_use
         surplus = self._shelf.adopt(pages)
         self._wipe(surplus)
         return Reopened(len(pages) - len(surplus), num_dropped, len(surplus))
 
-    def _entries(self) -> Iterator[tuple[int, bytes]]:
-        """Those that are not blank."""
-        blank = NO_ENTRY * ENTRIES_AT_ONCE
-        for first in range(0, self._layout.num_slots, ENTRIES_AT_ONCE):
-            count = min(ENTRIES_AT_ONCE, self._layout.num_slots - first)
-            data = os.pread(self._file, count * ENTRY_BYTES, self._layout.entry_offset(first))
-            if data == blank[: len(data)]:
-                continue
-            for place in range(count):
-                entry = data[place * ENTRY_BYTES : (place + 1) * ENTRY_BYTES]
-                if entry != NO_ENTRY:
-                    yield first + place, entry
+    def _read(self, slots: list[int], pages: list[memoryview]) -> list[Loaded]:
+        return self._slots.read(slots, pages)
 
-    def _read(self, slot: int, page: memoryview) -> Loaded:
-        offset = self._slots_offset + slot * self._slot_stride
-        rest = page
-        try:
-            # whole pages at once: each call gives the interpreter lock up, and may wait long to have it back
-            while (num_read := os.preadv(self._file, [rest], offset)) < len(rest):
-                if not num_read:
-                    return Loaded.CORRUPT  # the file was cut
-                offset += num_read
-                rest = rest[num_read:]
-        except OSError:
-            return Loaded.UNREACHABLE
-        stored = self._checksums[slot * CHECKSUM_BYTES : (slot + 1) * CHECKSUM_BYTES]
-        return Loaded.OK if self._checksum(page) == stored else Loaded.CORRUPT
-
-    def _prepare(self, slots: list[int]) -> None:
-        """Their old entries go first, at once where they are neighbours."""
-        self._wipe(slots)
-
-    def _write(self, slot: int, key: bytes, page: memoryview, last_use: int) -> bool:
-        checksum = self._checksum(page)
-        try:
-            if self._may_have_entry[slot]:  # it could not be wiped: again, or not at all
-                self._write_all(NO_ENTRY, self._layout.entry_offset(slot))
-                self._may_have_entry[slot] = False
-            self._write_all(page, self._slots_offset + slot * self._slot_stride)
-            self._write_entry(slot, Entry(key, len(page), last_use, checksum))
-        except OSError:
-            return False
-        self._checksums[slot * CHECKSUM_BYTES : (slot + 1) * CHECKSUM_BYTES] = checksum
-        return True
-
-    def _write_entry(self, slot: int, entry: Entry) -> None:
-        self._may_have_entry[slot] = True
-        self._write_all(self._layout.entry(slot, entry, self._checksum), self._layout.entry_offset(slot))
-        self._entry_uses[slot] = entry.last_use
+    def _write(
+        self, slots: list[int], keys: list[bytes], pages: list[memoryview], last_uses: list[int]
+    ) -> list[bool]:
+        return self._slots.write(slots, keys, pages, last_uses)
 
     def _wipe(self, slots: list[int]) -> None:
-        """Neighbours at once. Where the device refuses, a page may be found again after a restart: its own bytes."""
-        slots = sorted(slot for slot in slots if self._may_have_entry[slot])
-        start = 0
-        for end in range(1, len(slots) + 1):
-            first, count = slots[start], end - start
-            if end < len(slots) and slots[end] == first + count and count < ENTRIES_AT_ONCE:
-                continue
-            start = end
-            try:
-                self._write_all(NO_ENTRY * count, self._layout.entry_offset(first))
-            except OSError:
-                continue  # whoever takes the slot next wipes it first
-            self._may_have_entry[first : first + count] = bytes(count)
-
-    def _write_all(self, data: Buffer, offset: int) -> None:
-        rest = memoryview(data)
-        while (num_written := os.pwritev(self._file, [rest], offset)) < len(rest):
-            if not num_written:
-                raise OSError(errno.EIO, "nothing was written", str(self.path))
-            offset += num_written
-            rest = rest[num_written:]
+        """Where the device refuses, a page may be found again after a restart: its own bytes."""
+        self._slots.wipe(slots)
 
     def _give_back(self) -> None:
         try:
             for key, slot, num_bytes, last_use in self._shelf.last_uses():
-                if self._entry_uses[slot] != last_use:
-                    checksum = bytes(self._checksums[slot * CHECKSUM_BYTES : (slot + 1) * CHECKSUM_BYTES])
-                    self._write_entry(slot, Entry(key, num_bytes, last_use, checksum))
+                self._slots.note_use(slot, key, num_bytes, last_use)
             os.fdatasync(self._file)
         except OSError:
             pass  # an entry that was not written keeps its page or loses it, and is never wrong

@@ -24,6 +24,7 @@ VERSION = 1
 ALIGNMENT = 4096
 HEADER = struct.Struct("<8sIIQQ16s")  # magic, version, checksum number, page bytes, slots, file id
 ENTRY = struct.Struct("<16sQQH78s")  # page checksum, page length, last use, key length, key
+SLOT = struct.Struct("<Q")
 ENTRY_BYTES = CHECKSUM_BYTES + ENTRY.size
 MAX_KEY_BYTES = 78
 NO_ENTRY = bytes(ENTRY_BYTES)
@@ -71,20 +72,33 @@ class Layout(msgspec.Struct, frozen=True):
         fields = HEADER.pack(MAGIC, VERSION, number, self.page_bytes, self.num_slots, self.file_id)
         return (fields + sha1_128(fields)).ljust(ALIGNMENT, b"\0")
 
-    def entry(self, slot: int, entry: Entry, checksum: Checksum) -> bytes:
-        fields = ENTRY.pack(entry.checksum, entry.num_bytes, entry.last_use, len(entry.key), entry.key)
-        return checksum(self._place(slot) + fields) + fields
+    def entries(
+        self,
+        first: int,
+        keys: list[bytes],
+        lengths: list[int],
+        last_uses: list[int],
+        checksums: list[bytes],
+        checksum: Checksum,
+    ) -> bytes:
+        """Of the slots from `first` on."""
+        file_id = self.file_id
+        slot = first
+        parts: list[bytes] = []
+        for key, num_bytes, last_use, of_page in zip(keys, lengths, last_uses, checksums, strict=True):
+            fields = ENTRY.pack(of_page, num_bytes, last_use, len(key), key)
+            parts.append(checksum(file_id + SLOT.pack(slot) + fields))
+            parts.append(fields)
+            slot += 1
+        return b"".join(parts)
 
     def read_entry(self, slot: int, data: bytes, checksum: Checksum) -> Entry | None:
         """None: it is torn, or none."""
         fields = data[CHECKSUM_BYTES:]
-        if checksum(self._place(slot) + fields) != data[:CHECKSUM_BYTES]:
+        if checksum(self.file_id + SLOT.pack(slot) + fields) != data[:CHECKSUM_BYTES]:
             return None
         page_checksum, num_bytes, last_use, key_bytes, key = ENTRY.unpack(fields)
         return Entry(key[:key_bytes], num_bytes, last_use, page_checksum)
-
-    def _place(self, slot: int) -> bytes:
-        return self.file_id + slot.to_bytes(8, "little")
 
 
 def read_header(data: bytes, refuse: Callable[[str], DiskFileError]) -> Layout:

@@ -34,21 +34,27 @@ class HostTier(SlotTier):
         self._arena.fill(0)
         self._bytes = memoryview(self._arena.data)
 
-    def _read(self, slot: int, page: memoryview) -> Loaded:
-        start = slot * self.page_bytes
-        if len(page) <= SMALL:
-            page[:] = self._bytes[start : start + len(page)]
-            return Loaded.OK
-        np.copyto(np.frombuffer(page, np.uint8), self._arena[start : start + len(page)])
-        return Loaded.OK
+    def _read(self, slots: list[int], pages: list[memoryview]) -> list[Loaded]:
+        for slot, page in zip(slots, pages, strict=True):
+            start = slot * self.page_bytes
+            end = start + len(page)
+            if len(page) <= SMALL:
+                page[:] = self._bytes[start:end]
+            else:
+                np.copyto(np.frombuffer(page, np.uint8), self._arena[start:end])
+        return [Loaded.OK] * len(slots)
 
-    def _write(self, slot: int, key: bytes, page: memoryview, last_use: int) -> bool:
-        start = slot * self.page_bytes
-        if len(page) <= SMALL:
-            self._bytes[start : start + len(page)] = page
-            return True
-        np.copyto(self._arena[start : start + len(page)], np.frombuffer(page, np.uint8))
-        return True
+    def _write(
+        self, slots: list[int], keys: list[bytes], pages: list[memoryview], last_uses: list[int]
+    ) -> list[bool]:
+        for slot, page in zip(slots, pages, strict=True):
+            start = slot * self.page_bytes
+            end = start + len(page)
+            if len(page) <= SMALL:
+                self._bytes[start:end] = page
+            else:
+                np.copyto(self._arena[start:end], np.frombuffer(page, np.uint8))
+        return [True] * len(slots)
 
     def _wipe(self, slots: list[int]) -> None:
         """Without the index there is no way to a page."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,15 +18,15 @@ from blockpool.offload.tally import count_loads, count_stores
 from blockpool.offload.tier import Change, ChangeKind, Loaded, Stored, TierStats
 
 #: In the place of a slot: there is none.
-NO_SLOT = -1
+NO_SLOT: Final = -1
 #: So many changes, and some for each slot, are kept as they come; then those that undo each other go.
 FEW_CHANGES = 1000
 
 # what a slot is
-FREE = 0
-WRITING = 1  # its page cannot be found yet
-PRESENT = 2  # its page is in the index
-LEAVING = 3  # out of the index, and held by readers or by who wipes it
+FREE: Final = 0
+WRITING: Final = 1  # its page cannot be found yet
+PRESENT: Final = 2  # its page is in the index
+LEAVING: Final = 3  # out of the index, and held by readers or by who wipes it
 
 
 def policy_named(name: str, num_slots: int) -> Policy[bytes]:
@@ -47,13 +47,29 @@ class Share:
         self.policy = policy
 
 
-class Writes(NamedTuple):
-    """The pages of one call that are to be written, or that need not be, place by place."""
+class Reads(NamedTuple):
+    """One call's pages: places in it and slots of those that are there, in the lengths that are asked for."""
 
-    keys: Sequence[bytes]
+    num_asked: int
+    places: list[int]
     slots: list[int]
-    refused: list[Stored | None]  # PRESENT holds its slot as a reader does; NO_ROOM has none
+    num_bytes: list[int]
+
+
+class Writes(NamedTuple):
+    """One call's pages. Of those that are to be written: their places in it, slots, keys, and moments of use.
+
+    `answers`: of the others, place by place: PRESENT holds its slot as a reader does, NO_ROOM has none.
+    """
+
+    answers: list[Stored | None]
+    all_slots: list[int]
+    lengths: Sequence[int]
     newest: int  # the moment of the first page; the others are just before
+    places: list[int]
+    slots: list[int]
+    keys: list[bytes]
+    last_uses: list[int]
 
 
 class Kept(NamedTuple):
@@ -113,10 +129,10 @@ class Shelf:
         self._others = Share(num_others, policy_named(policy, num_others))
         self._index: dict[bytes, int] = {}
         self._free = list(range(num_slots - 1, -1, -1))
-        self._state = bytearray(num_slots)
+        self._state = [FREE] * num_slots
         self._keys: list[bytes] = [b""] * num_slots
         self._num_bytes = array("Q", bytes(8 * num_slots))
-        self._readers = array("I", bytes(4 * num_slots))
+        self._readers = [0] * num_slots
         self._last_use = array("Q", bytes(8 * num_slots))
         self._writing: set[int] = set()
         self._void: set[int] = set()  # of these, discarded while they are written
@@ -149,101 +165,122 @@ class Shelf:
             taken, self._changes = self._changes, []
             return taken
 
-    def begin_reads(self, keys: Sequence[bytes]) -> list[tuple[int, int]]:
-        """The slot and the length of each page, both NO_SLOT where it is not there."""
+    def begin_reads(self, keys: Sequence[bytes], lengths: Sequence[int]) -> Reads:
+        """Pages that are there, and as long."""
         with self._lock:
-            reads = []
+            places, slots, num_bytes = [], [], []
+            place = -1
             for key in keys:
+                place += 1
                 slot = self._index.get(key, NO_SLOT)
-                if slot == NO_SLOT:
-                    reads.append((NO_SLOT, NO_SLOT))
+                if slot == NO_SLOT or self._num_bytes[slot] != lengths[place]:
                     continue
                 self._readers[slot] += 1
-                reads.append((slot, self._num_bytes[slot]))
-            return reads
+                places.append(place)
+                slots.append(slot)
+                num_bytes.append(lengths[place])
+            return Reads(place + 1, places, slots, num_bytes)
 
-    def end_reads(self, reads: Sequence[tuple[int, int]], results: Sequence[Loaded]) -> list[int]:
-        """Corrupt pages are discarded: the slots to wipe."""
+    def end_reads(self, reads: Reads, found: list[Loaded]) -> tuple[list[Loaded], list[int]]:
+        """What came of each page asked for, and the slots to wipe: corrupt pages are discarded."""
+        num_asked, places, slots, num_bytes = reads
+        ok, corrupt = Loaded.OK, Loaded.CORRUPT
+        results = [Loaded.MISSING] * num_asked
+        wipes = []
         with self._lock:
-            count_loads(self._stats, results, [num_bytes for _, num_bytes in reads])
-            now = self._advance(len(reads))
-            wipes = []
-            for place in range(len(reads) - 1, -1, -1):
-                slot = reads[place][0]
-                if slot == NO_SLOT:
-                    continue
+            count_loads(self._stats, found, num_bytes)
+            self._stats.missing_pages += num_asked - len(slots)
+            now = self._advance(num_asked)
+            for at in range(len(slots) - 1, -1, -1):
+                slot = slots[at]
+                result = found[at]
+                results[places[at]] = result
                 if self._state[slot] != PRESENT:
                     self._let_go(slot)
-                elif results[place] is Loaded.CORRUPT:
+                elif result is corrupt:
                     self._leave(slot)
                     wipes.append(slot)  # the reader's hold is now that of who wipes it
                 else:
-                    if results[place] is Loaded.OK:
-                        self._use(slot, now - place)
+                    if result is ok:
+                        self._use(slot, now - places[at])
                     self._readers[slot] -= 1
-            return wipes
+        return results, wipes
 
     def begin_writes(self, keys: Sequence[bytes], lengths: Sequence[int]) -> Writes:
         """A slot for each page that is not there. Pages of one call never evict each other."""
         with self._lock:
+            count = len(keys)
+            newest = self._advance(count)
             find = self._index.get
-            slots = [find(key, NO_SLOT) for key in keys]
-            refused: list[Stored | None] = [None] * len(keys)
-            others = None if self._shares else self._others
-            for place, slot in enumerate(slots):
+            all_slots = [find(key, NO_SLOT) for key in keys]
+            answers: list[Stored | None] = [None] * count
+            for place, slot in enumerate(all_slots):
                 if slot != NO_SLOT:
                     self._readers[slot] += 1
-                    refused[place] = Stored.PRESENT
-            for place, key in enumerate(keys):
-                if slots[place] != NO_SLOT:
+                    answers[place] = Stored.PRESENT
+            writes = Writes(answers, all_slots, lengths, newest, [], [], [], [])
+            places, slots, new_keys, last_uses = writes.places, writes.slots, writes.keys, writes.last_uses
+            others = None if self._shares else self._others
+            for place in range(count):
+                if all_slots[place] != NO_SLOT:
                     continue
+                key = keys[place]
                 slot = self._take(others or self._share_of(key))
                 if slot == NO_SLOT:
-                    refused[place] = Stored.NO_ROOM
+                    answers[place] = Stored.NO_ROOM
                     continue
-                slots[place] = slot
+                all_slots[place] = slot
                 self._state[slot] = WRITING
                 self._keys[slot] = key
                 self._num_bytes[slot] = lengths[place]
                 self._writing.add(slot)
-            return Writes(keys, slots, refused, self._advance(len(keys)))
+                places.append(place)
+                slots.append(slot)
+                new_keys.append(key)
+                last_uses.append(newest - place)
+            return writes
 
-    def end_writes(self, writes: Writes, written: Sequence[bool]) -> tuple[list[Stored], list[int]]:
-        """What came of each page, and the slots to wipe: of pages that may not be found after all."""
-        keys, slots, refused, newest = writes
+    def end_writes(self, writes: Writes, written: list[bool]) -> tuple[list[Stored], list[int]]:
+        """What came of each page, and the slots to wipe: of pages that may not be found after all. `written`: of
+        each page that was to be written.
+        """
+        answers, all_slots, lengths, newest, places, _, keys, _ = writes
+        ok, failed, present = Stored.OK, Stored.FAILED, Stored.PRESENT
+        results = [failed] * len(answers)
+        wipes = []
+        at = len(places)
         with self._lock:
-            results = [Stored.FAILED] * len(keys)
-            wipes = []
-            for place in range(len(keys) - 1, -1, -1):
-                slot = slots[place]
-                answer = refused[place]
+            for place in range(len(answers) - 1, -1, -1):
+                slot = all_slots[place]
+                answer = answers[place]
                 if answer is not None:
                     results[place] = answer
-                    if answer is Stored.PRESENT:
+                    if answer is present:
                         if self._state[slot] == PRESENT:
                             self._use(slot, newest - place)
                         self._let_go(slot)
                     continue
-                key = keys[place]
+                at -= 1
+                key = keys[at]
                 self._writing.remove(slot)
                 is_void = bool(self._void) and slot in self._void
                 if is_void:
                     self._void.remove(slot)
-                if not written[place]:
+                if not written[at]:
                     self._free_slot(slot)
                 elif is_void or key in self._index:
                     # discarded right after it was stored, or stored by somebody else at the same time
-                    results[place] = Stored.OK if is_void else Stored.PRESENT
+                    results[place] = ok if is_void else present
                     self._state[slot] = LEAVING
                     self._readers[slot] += 1
                     wipes.append(slot)
                 else:
-                    results[place] = Stored.OK
+                    results[place] = ok
                     self._enter(slot, newest - place)
                     if self.reports_changes:
                         self._note(ChangeKind.STORED, key)
-            count_stores(self._stats, results, [self._num_bytes[slot] for slot in slots])
-            return results, wipes
+            count_stores(self._stats, results, lengths)
+        return results, wipes
 
     def discard(self, keys: Sequence[bytes]) -> list[int]:
         """The slots to wipe. A page that is being written is forgotten as well, once it is."""

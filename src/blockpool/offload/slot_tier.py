@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from blockpool.offload.errors import TierClosedError, TierSizeError
 from blockpool.offload.pages import pages_to_fill, pages_to_store
-from blockpool.offload.shelf import NO_SLOT, Shelf
+from blockpool.offload.shelf import Shelf
 from blockpool.offload.tier import Buffer, Change, Loaded, Stored, TierStats
 
 
@@ -66,16 +66,13 @@ class SlotTier(ABC):
         views = pages_to_fill(keys, pages)
         self._begin_call()
         try:
-            reads = self._shelf.begin_reads(keys)
-            results = [Loaded.MISSING if slot == NO_SLOT else Loaded.UNREACHABLE for slot, _ in reads]
+            reads = self._shelf.begin_reads(keys, [len(view) for view in views])
+            found = [Loaded.UNREACHABLE] * len(reads.slots)
             try:
-                for place, (slot, num_bytes) in enumerate(reads):
-                    if slot == NO_SLOT:
-                        continue
-                    view = views[place]
-                    results[place] = self._read(slot, view) if len(view) == num_bytes else Loaded.MISSING
+                found = self._read(reads.slots, [views[at] for at in reads.places])
             finally:
-                self._wipe_and_release(self._shelf.end_reads(reads, results))
+                results, wipes = self._shelf.end_reads(reads, found)
+                self._wipe_and_release(wipes)
             return results
         finally:
             self._end_call()
@@ -86,13 +83,10 @@ class SlotTier(ABC):
         self._begin_call()
         try:
             writes = self._shelf.begin_writes(keys, [len(view) for view in views])
-            written = [False] * len(views)
+            written = [False] * len(writes.slots)
             try:
-                self._prepare([slot for slot, no in zip(writes.slots, writes.refused, strict=True) if no is None])
-                for place, view in enumerate(views):
-                    if writes.refused[place] is None:
-                        slot, last_use = writes.slots[place], writes.newest - place
-                        written[place] = self._write(slot, keys[place], view, last_use)
+                pages_of_new = [views[at] for at in writes.places]
+                written = self._write(writes.slots, writes.keys, pages_of_new, writes.last_uses)
             finally:
                 results, wipes = self._shelf.end_writes(writes, written)
                 self._wipe_and_release(wipes)
@@ -138,15 +132,14 @@ class SlotTier(ABC):
         self._give_back()
 
     @abstractmethod
-    def _read(self, slot: int, page: memoryview) -> Loaded:
-        """Fill the buffer, which is as long as the page."""
-
-    def _prepare(self, slots: list[int]) -> None:  # noqa: B027
-        """These will be written."""
+    def _read(self, slots: list[int], pages: list[memoryview]) -> list[Loaded]:
+        """Fill these buffers, each as long as its page."""
 
     @abstractmethod
-    def _write(self, slot: int, key: bytes, page: memoryview, last_use: int) -> bool:
-        """Whether all of it is there."""
+    def _write(
+        self, slots: list[int], keys: list[bytes], pages: list[memoryview], last_uses: list[int]
+    ) -> list[bool]:
+        """Of which pages all is there."""
 
     @abstractmethod
     def _wipe(self, slots: list[int]) -> None:

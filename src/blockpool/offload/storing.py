@@ -56,6 +56,7 @@ class Storer:
         self._tiers = list(tiers)
         self._transfers = transfers
         self._starts = list(starts)
+        self._pool_of = [group.pool for group in manager.config.kv_cache_groups]
         self._groups = [one.group_id.to_bytes(GROUP_BYTES, "big") for one in manager.managers]
         self._at_completion = [at for at, when in enumerate(whens) if when.kind == "completion"]
         self._at_eviction = [at for at, when in enumerate(whens) if when.kind == "eviction"]
@@ -120,8 +121,7 @@ class Storer:
             blocks = [block for block in ids if block]
             if not blocks:
                 continue
-            pool_number = self._manager.config.kv_cache_groups[group_id].pool
-            counts = self._hits[pool_number]
+            counts = self._hits[self._pool_of[group_id]]
             for block, turn in zip(blocks, manager.pool.get_incarnations(blocks), strict=True):
                 known, count = counts.get(block, (turn, 0))
                 count = count + 1 if known == turn else 1
@@ -238,9 +238,9 @@ class Storer:
 
     def _guard(self, job: StoreJob, holds: bool) -> None:
         """Until the job has ended: keep its blocks, or hear when one is handed out."""
-        groups = self._manager.config.kv_cache_groups
-        lost: dict[int, set[int]] = {group.pool: set() for group in groups}
-        job.lost = [lost[group.pool] for group in groups]
+        pool_of = self._pool_of
+        lost: dict[int, set[int]] = {number: set() for number in pool_of}
+        job.lost = [lost[number] for number in pool_of]
         for number, pool in enumerate(self._manager.pools):
             blocks = (
                 job.block_ids
@@ -248,7 +248,7 @@ class Storer:
                 else [
                     block
                     for group_id, block in zip(job.group_ids, job.block_ids, strict=True)
-                    if groups[group_id].pool == number
+                    if pool_of[group_id] == number
                 ]
             )
             if not blocks:

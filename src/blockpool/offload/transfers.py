@@ -89,7 +89,7 @@ class StoreJob:
         self.guards: list[ReuseHandle] = []
         self.holds: list[tuple[BlockPool, Hold]] = []
         self.lost: list[set[int]] = []
-        self.losses: Counter[str] = Counter()
+        self.losses: Counter[str] | None = None
         self.num_pieces = 0
         self._lock = Lock()
 
@@ -107,7 +107,7 @@ class StoreJob:
         """Of some of its pages."""
         if losses:
             with self._lock:
-                self.losses.update(losses)
+                self.losses = losses if self.losses is None else self.losses + losses
 
 
 Job = LoadJob | StoreJob
