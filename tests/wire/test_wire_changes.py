@@ -111,16 +111,19 @@ def test_what_is_damaged(seed: int) -> None:
 
 def test_what_is_written_in_another_way_is_left_to_msgspec() -> None:
     hashes = [bytes(32), 7]
+    usual = msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"}]])
     as_array = msgspec.msgpack.encode([0.0, [["BlockRemoved", hashes, "GPU"]], None])
     tag_last = msgspec.msgpack.encode([0.0, [{"block_hashes": hashes, "medium": "GPU", "type": "BlockRemoved"}]])
     with_more = msgspec.msgpack.encode(
         [0.0, [{"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"}], 0, 1]
     )
-    usual = msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"}]])
+    more = {"later_field": {"a": [1]}, "a_field_with_a_name_that_is_longer_than_any": 0}
     unknown = msgspec.msgpack.encode(
-        [0.0, [{"type": "BlockRemoved", "block_hashes": hashes, "later_field": {"a": [1]}, "medium": "GPU"}], None]
+        [0.0, [{"type": "BlockRemoved", "block_hashes": hashes, **more, "medium": "GPU"}], None]
     )
-    for payload in (as_array, tag_last, with_more):
+    long_name = usual.replace(b"\xa6medium", b"\xd9\x06medium")
+    assert len(long_name) == len(usual) + 1
+    for payload in (as_array, tag_last, with_more, long_name):
         assert scan(payload) is None
         assert told(read_changes(payload)) == told(read_changes(usual))
     for payload in (usual, unknown):
@@ -144,6 +147,8 @@ def test_what_is_no_batch() -> None:
         msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved", "block_hashes": [1.5]}]]),
         msgspec.msgpack.encode([0.0, []]) + b"\x00",
         events + twice,
+        events + b"\x80",
+        b"\x93" + events[1:] + b"\x80\xa4type\xb0AllBlocksCleared\xc0",  # an event without a field, and more behind it
     ):
         assert scan(payload) is None
         try:

@@ -178,6 +178,8 @@ class Scanner:
         while num_events > 0:
             num_events -= 1
             fields = self.map_size() - 1
+            if fields < 0:
+                raise _Unexpected
             what = self.tag()
             has_hashes = False
             has_ints = False
@@ -323,17 +325,19 @@ class Scanner:
 
     def text_size(self) -> i64:
         """-1 for none."""
-        head = self.byte()
-        if head == 0xC0:
-            return -1
+        at = self.at + 1
+        head = (i64(read_i16_be(self.payload, at - 1)) >> 8) & 0xFF
+        size: i64 = -1
         if head & 0xE0 == 0xA0:
             size = head & 0x1F
         elif head == 0xD9:
-            size = self.byte()
-        else:
+            size = byte_at(self.payload, at)
+            at += 1
+        elif head != 0xC0:
             raise _Unexpected
-        if self.at + size > self.end:
+        if at + size > self.end:
             raise _Unexpected
+        self.at = at
         return size
 
     def integer(self, head: i64) -> i64:
@@ -402,9 +406,13 @@ class Scanner:
 
     def field(self) -> int:
         """The name of the next entry of an event."""
-        size = self.text_size()
         payload = self.payload
-        at = self.at
+        at = self.at + 1
+        head = (i64(read_i16_be(payload, at - 1)) >> 8) & 0xFF
+        if head & 0xE0 != 0xA0:  # longer than any that is looked at
+            self.skip_name()
+            return 0
+        size = head & 0x1F
         self.at = at + size
         if size == 6:
             if i64(read_i32_be(payload, at)) == MEDI and i64(read_i32_be(payload, at + 2)) == DIUM:
@@ -437,9 +445,17 @@ class Scanner:
             raise _Unexpected  # a second type, or no name at all
         return 0
 
+    def skip_name(self) -> None:
+        size = self.text_size()
+        if size < 32:  # which is written in one byte, or no text
+            raise _Unexpected
+        self.at += size
+
     def skip(self, depth: i64) -> None:
         """Step over a value."""
-        head = self.byte()
+        at = self.at
+        self.at = at + 1
+        head = (i64(read_i16_be(self.payload, at)) >> 8) & 0xFF
         if head < 0x80 or head >= 0xE0 or head == 0xC0 or head == 0xC2 or head == 0xC3:
             return
         if head < 0x90:
