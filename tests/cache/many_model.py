@@ -154,7 +154,7 @@ class ModelCache:
 
     def cached(self, g: ModelGroup, chain: list[bytes], *, ready: bool = False) -> Callable[[int], int]:
         pool = self.pools[g.pool]
-        coming = {(e.digest, e.group): e.block for step in self.steps for e in step.waiting} if ready else {}
+        coming = {(e.digest, e.group): e.block for e in self.will_be_found()} if ready else {}
 
         def block_of(end: int) -> int:
             key = (chain[end // self.unit - 1], g.number)
@@ -162,6 +162,17 @@ class ModelCache:
             return found[0] if found else coming.get(key, 0)
 
         return block_of
+
+    def will_be_found(self) -> list[Entry]:
+        """What the steps in flight will make findable; a tail is not, when its block is there as a whole by then."""
+        entries = [e for step in self.steps for e in step.waiting]
+        whole = {(e.group, e.block) for e in entries if e.end % self.groups[e.group].size == 0}
+        return [
+            e
+            for e in entries
+            if e.end % self.groups[e.group].size == 0
+            or not ((e.group, e.block) in whole or self.has(self.groups[e.group], e.block, e.end))
+        ]
 
     def alone(self, g: ModelGroup, r: ModelRequest, boundary: int, *, ready: bool) -> bool:
         """Whether all that the boundary needs is cached under keys of its own."""

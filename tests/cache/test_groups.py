@@ -347,6 +347,23 @@ class TestRefusals:
         manager.acknowledge(0)
         assert hit_length(manager, [*range(24), 50]) == 24
 
+    def test_a_tail_whose_block_is_full_by_then_is_not(self) -> None:
+        """The block is registered as a whole, and the boundary inside it is none any more."""
+        manager = cache(30, FullAttentionSpec(16))
+        a = request("a", 26)
+        b = request("b", [*range(24), *range(50, 55)])
+        manager.begin_step(0)
+        compute(manager, a)
+        assert manager.get_computed_blocks(b).ready_length == 24
+        a.append_output_tokens(range(60, 66))
+        manager.begin_step(1)
+        compute(manager, a, 32)
+        hit = manager.get_computed_blocks(b)
+        assert (hit.num_tokens, hit.ready_length) == (16, 16)
+        assert manager.plan(b, 13, hit=hit)
+        manager.acknowledge(1)
+        assert manager.get_computed_blocks(b).num_tokens == 16
+
     def test_a_hit_inside_a_full_block_waits_for_what_it_copies(self) -> None:
         """With a margin a block that is full serves boundaries inside it, but only when it is written."""
         manager = cache(30, group(FullAttentionSpec(8), draft_margin=True), unit=2)

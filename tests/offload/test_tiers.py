@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from blockpool.offload.disk import DiskTier
@@ -65,6 +67,20 @@ def store(tier: Tier, *keys: bytes) -> list[Stored]:
     return tier.store(keys, [page_of(key, tier.page_bytes) for key in keys])
 
 
+def as_floats(data: bytes | bytearray) -> Any:
+    return np.frombuffer(data, np.float32)
+
+
+def as_matrix(data: bytes | bytearray) -> Any:
+    return np.frombuffer(data, np.uint8).reshape(64, 64)
+
+
+def mapped(data: bytes | bytearray) -> Any:
+    found = mmap.mmap(-1, len(data))
+    found[:] = bytes(data)
+    return found
+
+
 def load(tier: Tier, *keys: bytes) -> list[Loaded]:
     """The bytes are right whenever a load says so."""
     pages = [room_for(key, tier.page_bytes) for key in keys]
@@ -72,6 +88,19 @@ def load(tier: Tier, *keys: bytes) -> list[Loaded]:
     for key, page, result in zip(keys, pages, results, strict=True):
         assert result is not Loaded.OK or page == page_of(key, tier.page_bytes)
     return results
+
+
+@pytest.mark.parametrize(
+    "kind", [bytes, bytearray, memoryview, as_floats, as_matrix, mapped], ids=lambda one: one.__name__
+)
+def test_pages_of_any_kind(make: MakeTier, kind: Callable[[bytes], Any]) -> None:
+    """Whatever has the buffer protocol and is one run of bytes: as what it was, it is filled again."""
+    tier = make(4096)
+    key, data = key_of(0), random.Random(7).randbytes(4096)
+    assert tier.store((key,), (kind(data),)) == [Stored.OK]
+    page = bytearray(4096) if kind is bytes else kind(bytearray(4096))
+    assert tier.load((key,), (page,)) == [Loaded.OK]
+    assert bytes(memoryview(page).cast("B") if kind is not as_matrix else page) == data
 
 
 def test_what_was_stored_comes_back(make: MakeTier) -> None:

@@ -148,7 +148,7 @@ def test_what_is_no_batch() -> None:
         msgspec.msgpack.encode([0.0, []]) + b"\x00",
         events + twice,
         events + b"\x80",
-        b"\x93" + events[1:] + b"\x80\xa4type\xb0AllBlocksCleared\xc0",  # an event without a field, and more behind it
+        b"\x93" + events[1:] + b"\x80\xa4type\xb0AllBlocksCleared\xc0",  # an event without a field
     ):
         assert scan(payload) is None
         try:

@@ -23,7 +23,8 @@ class Hit:
 
     `own_lengths`: how far a group would have reached alone, in tokens, None where nobody looked further. `vetoed_by`:
     the group that made the hit no longer, or None. `junction`: where a group that reads the whole prefix knows more,
-    to which it is shared, else 0. `ready_length`: the hit in tokens, once the steps in flight are acknowledged.
+    to which it is shared, else 0. `ready_length`: the hit in tokens, once the steps in flight are acknowledged; not
+    less than it is now.
     """
 
     def __init__(

@@ -211,12 +211,14 @@ class KVCacheManager:
         return False
 
     def _ready_length(self, digests: bytes, most: int, num_tokens: int) -> int:
-        """How long the hit will be when the steps in flight have run, as far as the index goes now."""
+        """How long the hit will be when the steps in flight have run, as far as the index goes, if that is more."""
         waits = self.storing.waiting.of_chain(digests, self.pool.digest_size)
         if not waits:
             return num_tokens
         awaited: list[dict[bytes, int] | None] = [None] * len(self.managers)
         for waiting in waits:
+            if waiting.boundary and self.storing.waiting.is_replaced(waiting):
+                continue
             known = awaited[waiting.manager.group_id]
             if known is None:
                 known = {}

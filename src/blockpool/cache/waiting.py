@@ -95,5 +95,19 @@ class WaitingList:
             found.extend(keys.get(digests[place * width : (place + 1) * width], NOTHING))
         return found
 
+    def is_replaced(self, tail: Waiting) -> bool:
+        """Whether a tail's block is registered further, or will be as a whole: the tail is never found then."""
+        manager = tail.manager
+        block = int(tail.blocks[0])
+        for _, covered in manager.pool.get_block_hashes(block):
+            if covered >= tail.boundary:
+                return True
+        for keys in self.by_place.values():
+            for waits in keys.values():
+                for waiting in waits:
+                    if waiting.boundary == 0 and waiting.manager is manager and i32(block) in waiting.blocks:
+                        return True
+        return False
+
 
 NOTHING: list[Waiting] = []

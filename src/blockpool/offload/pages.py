@@ -1,14 +1,14 @@
-"""Buffers as the tiers want them: one run of bytes, of a length that fits."""
+"""Buffers as the tiers want them: one run of bytes, of a length that fits. All with the buffer protocol are taken."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from blockpool.offload.errors import KeyLengthError, PageError
-from blockpool.offload.tier import Buffer
 
 
-def as_bytes(page: Buffer, key: bytes) -> memoryview:
+def as_bytes(page: Any, key: bytes) -> memoryview:
     view = page if type(page) is memoryview else memoryview(page)
     if not view.c_contiguous:
         raise PageError(f"the page of key {key.hex()} is not one run of bytes")
@@ -16,7 +16,7 @@ def as_bytes(page: Buffer, key: bytes) -> memoryview:
 
 
 def pages_to_store(
-    keys: Sequence[bytes], pages: Sequence[Buffer], page_bytes: int, max_key_bytes: int
+    keys: Sequence[bytes], pages: Sequence[Any], page_bytes: int, max_key_bytes: int
 ) -> list[memoryview]:
     """Raises PageError and KeyLengthError."""
     _check_counts(keys, pages)
@@ -31,7 +31,7 @@ def pages_to_store(
     return views
 
 
-def pages_to_fill(keys: Sequence[bytes], pages: Sequence[memoryview]) -> list[memoryview]:
+def pages_to_fill(keys: Sequence[bytes], pages: Sequence[Any]) -> list[memoryview]:
     """Raises PageError."""
     _check_counts(keys, pages)
     views = []
@@ -43,6 +43,6 @@ def pages_to_fill(keys: Sequence[bytes], pages: Sequence[memoryview]) -> list[me
     return views
 
 
-def _check_counts(keys: Sequence[bytes], pages: Sequence[Buffer]) -> None:
+def _check_counts(keys: Sequence[bytes], pages: Sequence[Any]) -> None:
     if len(keys) != len(pages):
         raise PageError(f"{len(keys)} keys with {len(pages)} pages")
