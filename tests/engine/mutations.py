@@ -162,8 +162,14 @@ MUTATIONS = (
     ),
     Mutation(
         "checked when it is read: bytes that are not those that were stored are not served",
-        "offload/disk.py",
-        (("return Loaded.OK if self._checksum(page) == stored else Loaded.CORRUPT", "return Loaded.OK"),),
+        "offload/disk_slots.py",
+        (('if is_whole and b"".join(checksums) == stored:', "if is_whole:"),),
+        ("tests/offload/test_disk.py",),
+    ),
+    Mutation(
+        "nothing old names new bytes: a slot's entry is wiped before its page is written again",
+        "offload/disk_slots.py",
+        (("if self._may_have_entry.find(1, first, end) >= 0:", "if False:"),),
         ("tests/offload/test_disk.py",),
     ),
 )
