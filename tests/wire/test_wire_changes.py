@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -160,3 +161,66 @@ def test_what_is_no_batch() -> None:
 
 def _hashes(event: KVCacheEvent) -> list[bytes | int]:
     return [] if isinstance(event, AllBlocksCleared) else event.block_hashes
+
+
+def usual_events() -> list[KVCacheEvent]:
+    stored = BlockStored(
+        block_hashes=[bytes(range(32)), 7],
+        parent_block_hash=bytes(32),
+        token_ids=[1, 200, 70_000, 2**40, 300, 2**40, 2**40, 5, 301],
+        block_size=16,
+        lora_id=None,
+        medium="GPU",
+        lora_name="name",
+        group_idx=1,
+        kv_cache_spec_kind="sliding_window",
+        kv_cache_spec_sliding_window=128,
+    )
+    return [stored, BlockRemoved(block_hashes=[b"x"], medium="GPU", group_idx=0), AllBlocksCleared(medium=None)]
+
+
+@pytest.mark.parametrize("rank", [None, 0])
+def test_no_byte_of_what_is_usual_goes_unread(rank: int | None) -> None:
+    for event in usual_events():
+        good = encode_batch(KVEventBatch(1.5, [event], rank))  # type: ignore[list-item]
+        assert scan(good) is not None
+        for at in range(len(good)):
+            assert scan(good[:at]) is None
+            for flipped in (0x01, 0x20, 0x80):
+                payload = good[:at] + bytes([good[at] ^ flipped]) + good[at + 1 :]
+                scanned = scan(payload)
+                if scanned is not None:
+                    assert told(scanned) == told(changes_of(read_lean(payload)))
+
+
+def test_names_that_begin_or_end_like_others() -> None:
+    near = ("block_hXshes", "block_hashez", "block_sXze", "block_sizes", "group_iXx", "group_idy", "mediun")
+    near += ("parent_block_hasX", "token_idX", "lora_iX", "lora_namX", "kv_cache_spec_kinX")
+    for name in near:
+        event = {"type": "BlockRemoved", "block_hashes": [b"x" * 32], name: [1, 2**40, {"a": 300}], "medium": "CPU"}
+        payload = msgspec.msgpack.encode([0.0, [event, event]])
+        scanned = scan(payload)
+        assert scanned is not None
+        assert told(scanned) == told(changes_of(read_lean(payload)))
+
+
+def test_neighbours_that_differ_in_one_thing_are_apart() -> None:
+    first = {"type": "BlockStored", "block_hashes": [b"x" * 32], "block_size": 16}
+    others: list[dict[str, Any]] = [
+        {"group_idx": None},
+        {"group_idx": 0},
+        {"group_idx": 1},
+        {"medium": "GPU"},
+        {"medium": "CPU"},
+        {"block_size": 32},
+        {"kv_cache_spec_kind": "full_attention"},
+        {"kv_cache_spec_sliding_window": 0},
+        {"kv_cache_spec_sliding_window": 5},
+        {"type": "BlockRemoved"},
+    ]
+    for one in others:
+        for two in others:
+            payload = msgspec.msgpack.encode([0.0, [first | one, first | two, first, first | two]])
+            scanned = scan(payload)
+            assert scanned is not None
+            assert told(scanned) == told(changes_of(read_lean(payload)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from librt.strings import read_f64_be, read_i16_be, read_i32_be, read_i64_be
+from librt.strings import read_f64_be, read_i16_be, read_i32_be, read_i64_be, read_i64_le
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
@@ -26,6 +26,10 @@ DEEPEST: Final[i64] = 16
 
 def _word(text: bytes) -> i64:
     return int.from_bytes(text, "big")
+
+
+def _eight(text: bytes) -> i64:
+    return read_i64_be(text, 0)
 
 
 # Names as they stand in an event, eight bytes at a time.
@@ -50,6 +54,20 @@ BLOCK_REM: Final[i64] = _word(b"BlockRem")
 K_REMOVED: Final[i64] = _word(b"kRemoved")
 ALL_BLOCK: Final[i64] = _word(b"AllBlock")
 S_CLEARED: Final[i64] = _word(b"sCleared")
+# The same with the byte before that says how long they are: what is in nearly each event is told by one comparison.
+STORED_HEAD: Final[i64] = _eight(b"\xa4type\xabBl")
+REMOVED_HEAD: Final[i64] = _eight(b"\xa4type\xacBl")
+OCK_STORE: Final[i64] = _word(b"ockStore")
+OCK_REMOV: Final[i64] = _word(b"ockRemov")
+HASHES_HEAD: Final[i64] = _eight(b"\xacblock_h")
+PARENT_HEAD: Final[i64] = _eight(b"\xb1parent_")
+TOKENS_HEAD: Final[i64] = _eight(b"\xa9token_i")
+SIZE_HEAD: Final[i64] = _eight(b"\xaablock_s")
+LORA_ID_HEAD: Final[i64] = _eight(b"\xa7lora_id")
+LORA_NAME_HEAD: Final[i64] = _eight(b"\xa9lora_na")
+GROUP_HEAD: Final[i64] = _eight(b"\xa9group_i")
+GROUP_TAIL: Final[i64] = _word(b"dx")
+MEDIUM_HEAD: Final[i64] = _eight(b"\xa6medium\x00") >> 8
 # Fields, 0 for all that are stepped over.
 HASHES: Final = 1
 SIZE: Final = 2
@@ -60,8 +78,8 @@ WINDOW: Final = 6
 
 
 def byte_at(payload: bytes, at: i64) -> i64:
-    """Two are read, which is faster than one."""
-    return (i64(read_i16_be(payload, at)) >> 8) & 0xFF
+    """Not the first one: it is read with the one before, as two are faster than one."""
+    return i64(read_i16_be(payload, at - 1)) & 0xFF
 
 
 @final
@@ -153,18 +171,18 @@ class Scanner:
     """Where one payload is read, from its first byte to its last."""
 
     def __init__(self, payload: bytes) -> None:
-        self.payload = payload + b"\0"  # so that the last byte is read as two
+        self.payload = payload
         self.end: i64 = len(payload)
         self.at: i64 = 0
 
     def batch(self) -> Changes:
         payload = self.payload
-        parts = self.byte()
-        if (parts != 0x92 and parts != 0x93) or self.byte() != 0xCB:
+        head = i64(read_i16_be(payload, 0)) & 0xFFFF
+        if head != 0x92CB and head != 0x93CB:
             raise _Unexpected
-        ts = read_f64_be(payload, self.at)
-        self.at += 8
-        words = vec[i64]()
+        has_rank = head == 0x93CB
+        ts = read_f64_be(payload, 2)
+        self.at = 10
         runs: list[Run] = []
         run: Run | None = None
         # Where the last tier and kind stand: the next one is mostly the same.
@@ -174,13 +192,40 @@ class Scanner:
         kind_at: i64 = 0
         kind_size: i64 = -1
         kind: str | None = None
+        # What the last event said, as numbers.
+        last_group: i64 = 0
+        last_size: i64 = 0
+        last_window: i64 = 0
         num_events = self.array_size()
+        words = vec[i64](capacity=2 * min(num_events, self.end // 16))
+        at = self.at
         while num_events > 0:
             num_events -= 1
-            fields = self.map_size() - 1
+            head = i64(read_i32_be(payload, at))
+            if (head >> 24) & 0xFF == 0xDE:
+                fields = (head >> 8) & 0xFFFF
+                at += 3
+            else:
+                fields = (head >> 24) & 0x0F
+                if (head >> 24) & 0xF0 != 0x80:
+                    raise _Unexpected
+                at += 1
+            fields -= 1
             if fields < 0:
                 raise _Unexpected
-            what = self.tag()
+            # the first entry is the type
+            head = read_i64_be(payload, at)
+            middle = read_i64_be(payload, at + 8)
+            if head == STORED_HEAD and middle == OCK_STORE and read_i64_be(payload, at + 9) == CK_STORED:
+                what = STORED
+                at += 17
+            elif head == REMOVED_HEAD and middle == OCK_REMOV and read_i64_be(payload, at + 10) == K_REMOVED:
+                what = REMOVED
+                at += 18
+            else:
+                self.at = at
+                what = self.tag()
+                at = self.at
             has_hashes = False
             has_ints = False
             has_bytes = False
@@ -188,109 +233,162 @@ class Scanner:
             has_kind = False
             has_group = False
             has_window = False
+            is_new = run is None  # says other things than the last one
             group: i64 = 0
             window: i64 = 0
             size: i64 = 0
             first: i64 = len(words) // 2
             while fields > 0:
                 fields -= 1
-                field = self.field()
-                if field == 0:
-                    self.skip(0)
-                elif field == HASHES:
+                name = read_i64_be(payload, at)
+                if name == HASHES_HEAD and read_i64_be(payload, at + 5) == K_HASHES:
                     if has_hashes:
                         raise _Unexpected
                     has_hashes = True
+                    self.at = at + 13
                     count = self.array_size()
+                    at = self.at
                     while count > 0:
                         count -= 1
-                        head = self.byte()
-                        if head == 0xC4:
-                            length = self.byte()
-                            end = self.at + length
-                            if length >= 16:
-                                low = read_i64_be(payload, end - 8)
-                                high = read_i64_be(payload, end - 16)
+                        head = i64(read_i16_be(payload, at)) & 0xFFFF
+                        if head & 0xFF00 == 0xC400:
+                            start = at + 2
+                            at = start + (head & 0xFF)
+                            if at >= start + 16:
+                                low = read_i64_be(payload, at - 8)
+                                high = read_i64_be(payload, at - 16)
                             else:
-                                if end > self.end:
+                                if at > self.end:
                                     raise _Unexpected
-                                low = low_word(payload[self.at : end])
-                                high = high_word(payload[self.at : end])
-                            self.at = end
+                                low = low_word(payload[start:at])
+                                high = high_word(payload[start:at])
                             has_bytes = True
                         else:
-                            low = self.integer(head)
+                            self.at = at + 1
+                            low = self.integer(head >> 8)
                             high = 0
+                            at = self.at
                             has_ints = True
                         words = append(words, low)
                         words = append(words, high)
-                elif field == SIZE:
-                    size = self.small(self.byte())
-                elif field == MEDIUM:
+                elif name == PARENT_HEAD:
+                    at = self.past(at + 18)
+                elif name == TOKENS_HEAD:
+                    at = self.past(at + 10)
+                elif name == SIZE_HEAD and read_i64_be(payload, at + 3) == OCK_SIZE:
+                    size = self.small_at(at + 11)
+                    at = self.at
+                elif name == LORA_ID_HEAD:
+                    at = self.past(at + 8)
+                elif name == LORA_NAME_HEAD:
+                    at = self.past(at + 10)
+                elif name >> 8 == MEDIUM_HEAD:
+                    self.at = at + 7
                     length = self.text_size()
+                    at = self.at
                     has_medium = length >= 0
                     if has_medium:
                         if length != medium_size or not self.same(medium_at, length):
-                            medium = payload[self.at : self.at + length].decode()
-                        medium_at = self.at
+                            medium = payload[at : at + length].decode()
+                            is_new = True
+                        medium_at = at
                         medium_size = length
-                        self.at += length
-                elif field == GROUP:
-                    head = self.byte()
-                    has_group = head != 0xC0
+                        at += length
+                elif name == GROUP_HEAD and i64(read_i16_be(payload, at + 8)) == GROUP_TAIL:
+                    has_group = byte_at(payload, at + 10) != 0xC0
+                    at += 11
                     if has_group:
-                        group = self.small(head)
-                elif field == KIND:
-                    length = self.text_size()
-                    has_kind = length >= 0
-                    if has_kind:
-                        if length != kind_size or not self.same(kind_at, length):
-                            kind = payload[self.at : self.at + length].decode()
-                        kind_at = self.at
-                        kind_size = length
-                        self.at += length
+                        group = self.small_at(at - 1)
+                        at = self.at
                 else:
-                    head = self.byte()
-                    has_window = head != 0xC0
-                    if has_window:
-                        window = self.small(head)
+                    self.at = at
+                    field = self.field()
+                    if field == 0:
+                        self.skip(0)
+                    elif field == KIND:
+                        length = self.text_size()
+                        has_kind = length >= 0
+                        if has_kind:
+                            at = self.at
+                            if length != kind_size or not self.same(kind_at, length):
+                                kind = payload[at : at + length].decode()
+                                is_new = True
+                            kind_at = at
+                            kind_size = length
+                            self.at = at + length
+                    elif field == WINDOW:
+                        head = self.byte()
+                        has_window = head != 0xC0
+                        if has_window:
+                            window = self.small(head)
+                    else:
+                        raise _Unexpected  # its name is written in another way
+                    at = self.at
             if (what != CLEARED and not has_hashes) or (what == STORED and size < 1):
                 raise _Unexpected
-            this_group: int | None = int(group) if has_group else None
-            this_medium = medium if has_medium else None
-            if what == STORED:
-                this_kind = kind if has_kind else None
-                this_window: int | None = int(window) if has_window else None
-            else:
+            if what != STORED:
                 size = 0
-                this_kind = None
-                this_window = None
+                window = 0
+                has_kind = False
+                has_window = False
             if (
                 run is None
+                or is_new
                 or what == CLEARED
                 or run.what != what
-                or run.group != this_group
-                or run.medium != this_medium
-                or run.size != size
-                or run.kind != this_kind
-                or run.window != this_window
+                or group != last_group
+                or size != last_size
+                or window != last_window
+                or has_group != (run.group is not None)
+                or has_medium != (run.medium is not None)
+                or has_kind != (run.kind is not None)
+                or has_window != (run.window is not None)
             ):
+                this_group: int | None = int(group) if has_group else None
+                this_medium = medium if has_medium else None
+                this_kind = kind if has_kind else None
+                this_window: int | None = int(window) if has_window else None
                 run = Run(what, this_group, this_medium, int(size), this_kind, this_window)
                 run.first = first
                 runs.append(run)
+                last_group = group
+                last_size = size
+                last_window = window
             run.last = len(words) // 2
             run.has_ints = run.has_ints or has_ints
             run.has_bytes = run.has_bytes or has_bytes
-        if parts == 0x93:
+        self.at = at
+        if has_rank:
             self.skip(0)
         if self.at != self.end:
             raise _Unexpected
         return Changes(ts, runs, words)
 
+    def past(self, at: i64) -> i64:
+        """Step over the value there; where it ends."""
+        payload = self.payload
+        head = byte_at(payload, at)
+        if head == 0xC0:
+            return at + 1
+        if head == 0xC4:
+            return at + 2 + byte_at(payload, at + 1)
+        if head == 0xDC:
+            self.at = at + 3
+            self.skip_all(i64(read_i16_be(payload, at + 1)) & 0xFFFF, 0)
+        else:
+            self.at = at
+            self.skip(0)
+        return self.at
+
+    def small_at(self, at: i64) -> i64:
+        head = byte_at(self.payload, at)
+        self.at = at + 1
+        return head if head < 0x80 else self.small(head)
+
     def byte(self) -> i64:
         at = self.at
         self.at = at + 1
-        return (i64(read_i16_be(self.payload, at)) >> 8) & 0xFF
+        return i64(read_i16_be(self.payload, at - 1)) & 0xFF
 
     def number(self, size: i64) -> i64:
         """`size` bytes, without a sign; eight have one."""
@@ -315,18 +413,10 @@ class Scanner:
             return self.number(4)
         raise _Unexpected
 
-    def map_size(self) -> i64:
-        head = self.byte()
-        if head & 0xF0 == 0x80:
-            return head & 0x0F
-        if head == 0xDE:
-            return self.number(2)
-        raise _Unexpected
-
     def text_size(self) -> i64:
         """-1 for none."""
         at = self.at + 1
-        head = (i64(read_i16_be(self.payload, at - 1)) >> 8) & 0xFF
+        head = byte_at(self.payload, at - 1)
         size: i64 = -1
         if head & 0xE0 == 0xA0:
             size = head & 0x1F
@@ -408,7 +498,7 @@ class Scanner:
         """The name of the next entry of an event."""
         payload = self.payload
         at = self.at + 1
-        head = (i64(read_i16_be(payload, at - 1)) >> 8) & 0xFF
+        head = byte_at(payload, at - 1)
         if head & 0xE0 != 0xA0:  # longer than any that is looked at
             self.skip_name()
             return 0
@@ -455,7 +545,7 @@ class Scanner:
         """Step over a value."""
         at = self.at
         self.at = at + 1
-        head = (i64(read_i16_be(self.payload, at)) >> 8) & 0xFF
+        head = byte_at(self.payload, at)
         if head < 0x80 or head >= 0xE0 or head == 0xC0 or head == 0xC2 or head == 0xC3:
             return
         if head < 0x90:
@@ -491,8 +581,19 @@ class Scanner:
         payload = self.payload
         at = self.at
         while count > 0:
+            if count > 1 and at + 8 <= self.end:  # two numbers of up to 4 bytes each begin in eight bytes
+                word = read_i64_le(payload, at)
+                head = word & 0xFF
+                if head & 0xFC == 0xCC and head != 0xCF:
+                    width = 1 + (1 << (head & 3))
+                    after = (word >> (8 * width)) & 0xFF
+                    if after & 0xFC == 0xCC:
+                        width_after = after & 3
+                        at += width + 1 + (1 << width_after)
+                        count -= 2
+                        continue
             count -= 1
-            head = (i64(read_i16_be(payload, at)) >> 8) & 0xFF
+            head = byte_at(payload, at)
             if head & 0xFC == 0xCC:  # most tokens: a number of 1, 2, 4 or 8 bytes, told apart without a branch
                 width = head & 3
                 at += 1 + (1 << width)

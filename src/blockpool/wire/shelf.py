@@ -84,18 +84,20 @@ class Segment:
     def put(self, a: i64, b: i64, h: i64, word: i64, bit: i64) -> bool:
         """Set a worker's bit; False when it was set."""
         at = self.find(a, b, h)
-        if self.is_empty(at):
+        cells = self.cells
+        k = at * self.stride
+        bits = cells[k + 2 + word]
+        if bits == 0 and self.is_empty(at):
             if (self.count + 1) * 4 > (self.mask + 1) * 3:
                 self.resize(2 * (self.mask + 1))
-                at = self.find(a, b, h)
+                k = self.find(a, b, h) * self.stride
+                cells = self.cells
             self.count += 1
-            self.cells[at * self.stride] = a
-            self.cells[at * self.stride + 1] = b
-        k = at * self.stride + 2 + word
-        bits = self.cells[k]
-        if bits & bit:
+            cells[k] = a
+            cells[k + 1] = b
+        elif bits & bit:
             return False
-        self.cells[k] = bits | bit
+        cells[k + 2 + word] = bits | bit
         return True
 
     def take(self, a: i64, b: i64, h: i64, word: i64, bit: i64) -> bool:
@@ -199,6 +201,7 @@ class Shelf:
     def __init__(self, num_words: i64) -> None:
         self.num_words: i64 = num_words
         self.num_places: i64 = 0  # workers that have one here
+        self.sink: i64 = 0  # what `warm` read, so that it is read
         self.segments: list[Segment] = [Segment(num_words) for _ in range(int(SEGMENTS))]
 
     def __len__(self) -> int:
@@ -227,6 +230,18 @@ class Shelf:
             for segment in self.segments:
                 if segment.count:
                     segment.clear_bit(word, bit)
+
+    def warm(self, keys: vec[i64], first: i64, last: i64) -> None:
+        """Read where each key's search begins, and the line behind it: a short loop, so that cache misses overlap."""
+        seen: i64 = 0
+        while first < last:
+            h = mix(keys[2 * first], keys[2 * first + 1], 0)
+            segment = self.segments[h >> SEGMENT_SHIFT]
+            cells = segment.cells
+            seen ^= cells[(h & segment.mask) * segment.stride + 2]
+            seen ^= cells[((h + 2) & segment.mask) * segment.stride + 2]
+            first += 1
+        self.sink = seen
 
     def masks(self, keys: vec[i64], first: i64, step: i64) -> bytes:
         """For every `step`-th key from the `first` on, `num_words` words of bits, little endian.
@@ -295,6 +310,7 @@ class Place:
         `counted`: those have a copy more now.
         """
         segments = self.shelf.segments
+        self.shelf.warm(words, first, last)
         repeated: i64 = 0
         k = 2 * first
         while k < 2 * last:
@@ -313,6 +329,7 @@ class Place:
     def remove(self, words: vec[i64], first: i64, last: i64) -> int:
         """The worker has one copy less of each; how many of them it did not have."""
         segments = self.shelf.segments
+        self.shelf.warm(words, first, last)
         unknown: i64 = 0
         k = 2 * first
         while k < 2 * last:
