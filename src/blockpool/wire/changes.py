@@ -34,23 +34,15 @@ def _eight(text: bytes) -> i64:
 
 # Names as they stand in an event, eight bytes at a time.
 TYPE: Final[i64] = _word(b"type")
-MEDI: Final[i64] = _word(b"medi")
-DIUM: Final[i64] = _word(b"dium")
-BLOCK_HA: Final[i64] = _word(b"block_ha")
 K_HASHES: Final[i64] = _word(b"k_hashes")
-BLOCK_SI: Final[i64] = _word(b"block_si")
 OCK_SIZE: Final[i64] = _word(b"ock_size")
-GROUP_ID: Final[i64] = _word(b"group_id")
-ROUP_IDX: Final[i64] = _word(b"roup_idx")
 KV_CACHE: Final[i64] = _word(b"kv_cache")
 SPEC: Final[i64] = _word(b"_spec_ki")
 PEC_KIND: Final[i64] = _word(b"pec_kind")
 SPEC_SLI: Final[i64] = _word(b"_spec_sl")
 IDING_WI: Final[i64] = _word(b"iding_wi")
 G_WINDOW: Final[i64] = _word(b"g_window")
-BLOCK_STO: Final[i64] = _word(b"BlockSto")
 CK_STORED: Final[i64] = _word(b"ckStored")
-BLOCK_REM: Final[i64] = _word(b"BlockRem")
 K_REMOVED: Final[i64] = _word(b"kRemoved")
 ALL_BLOCK: Final[i64] = _word(b"AllBlock")
 S_CLEARED: Final[i64] = _word(b"sCleared")
@@ -68,13 +60,9 @@ LORA_NAME_HEAD: Final[i64] = _eight(b"\xa9lora_na")
 GROUP_HEAD: Final[i64] = _eight(b"\xa9group_i")
 GROUP_TAIL: Final[i64] = _word(b"dx")
 MEDIUM_HEAD: Final[i64] = _eight(b"\xa6medium\x00") >> 8
-# Fields, 0 for all that are stepped over.
-HASHES: Final = 1
-SIZE: Final = 2
-MEDIUM: Final = 3
-GROUP: Final = 4
-KIND: Final = 5
-WINDOW: Final = 6
+# Fields that few events have, 0 for all that are stepped over.
+KIND: Final = 1
+WINDOW: Final = 2
 
 
 def byte_at(payload: bytes, at: i64) -> i64:
@@ -316,13 +304,11 @@ class Scanner:
                             kind_at = at
                             kind_size = length
                             self.at = at + length
-                    elif field == WINDOW:
+                    else:
                         head = self.byte()
                         has_window = head != 0xC0
                         if has_window:
                             window = self.small(head)
-                    else:
-                        raise _Unexpected  # its name is written in another way
                     at = self.at
             if (what != CLEARED and not has_hashes) or (what == STORED and size < 1):
                 raise _Unexpected
@@ -476,26 +462,18 @@ class Scanner:
         return True
 
     def tag(self) -> int:
-        """The first entry of an event: its type."""
-        if self.byte() != 0xA4 or self.number(4) != TYPE:
+        """The first entry of an event that is neither stored nor removed: its type."""
+        if self.byte() != 0xA4 or self.number(4) != TYPE or self.byte() != 0xB0:
             raise _Unexpected
-        size = self.byte() & 0x1F  # of a text: what it says is looked at whole
         payload = self.payload
         at = self.at
-        self.at = at + size
-        first = read_i64_be(payload, at)
-        last = read_i64_be(payload, at + size - 8)
-        if byte_at(payload, at - 1) & 0xE0 == 0xA0:
-            if size == 11 and first == BLOCK_STO and last == CK_STORED:
-                return STORED
-            if size == 12 and first == BLOCK_REM and last == K_REMOVED:
-                return REMOVED
-            if size == 16 and first == ALL_BLOCK and last == S_CLEARED:
-                return CLEARED
+        self.at = at + 16
+        if read_i64_be(payload, at) == ALL_BLOCK and read_i64_be(payload, at + 8) == S_CLEARED:
+            return CLEARED
         raise _Unexpected
 
     def field(self) -> int:
-        """The name of the next entry of an event."""
+        """The name of the next entry of an event, one of those that few have."""
         payload = self.payload
         at = self.at + 1
         head = byte_at(payload, at - 1)
@@ -504,19 +482,7 @@ class Scanner:
             return 0
         size = head & 0x1F
         self.at = at + size
-        if size == 6:
-            if i64(read_i32_be(payload, at)) == MEDI and i64(read_i32_be(payload, at + 2)) == DIUM:
-                return MEDIUM
-        elif size == 9:
-            if read_i64_be(payload, at) == GROUP_ID and read_i64_be(payload, at + 1) == ROUP_IDX:
-                return GROUP
-        elif size == 10:
-            if read_i64_be(payload, at) == BLOCK_SI and read_i64_be(payload, at + 2) == OCK_SIZE:
-                return SIZE
-        elif size == 12:
-            if read_i64_be(payload, at) == BLOCK_HA and read_i64_be(payload, at + 4) == K_HASHES:
-                return HASHES
-        elif size == 18:
+        if size == 18:
             if (
                 read_i64_be(payload, at) == KV_CACHE
                 and read_i64_be(payload, at + 8) == SPEC
