@@ -728,6 +728,14 @@ class TestSubscriber:
             goes_on.set()
             until(up_to(reader.mirror, -1), reader)
 
+    def test_inside_the_process_a_closed_publishers_names_are_free_at_once(self) -> None:
+        for _ in range(50):
+            with Publisher("inproc://again", "inproc://again-replay") as one:
+                reader = Subscriber(Mirror(), one.endpoint, one.replay_endpoint)
+                reader.poll()
+            Publisher("inproc://again", "inproc://again-replay").close()
+            reader.close()
+
     def test_inside_the_process_a_publisher_that_has_closed_holds_nobody(self) -> None:
         """What it was asked cannot go: no heartbeat is answered, it is not live, and its successor is found."""
         now = 0.0

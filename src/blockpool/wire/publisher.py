@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -280,9 +281,17 @@ class Publisher:
         # The replay socket first: whoever reaches a new publisher must not be answered by this one.
         for one in (self._router, self._pub):
             if one is not None:
+                self._give_up_name(one)
                 one.close(linger_ms)
         if self._is_context_ours:
             self._context.term()
+
+    def _give_up_name(self, one: Any) -> None:
+        """Inside the process a closed socket is taken apart later, on another thread: its name is free at once."""
+        endpoint = one.LAST_ENDPOINT.decode()
+        if endpoint.startswith("inproc://"):
+            with contextlib.suppress(self._zmq.ZMQError):
+                one.unbind(endpoint)
 
 
 def send_answer(zmq: Any, router: Any, frames: Frames) -> bool:
