@@ -475,6 +475,25 @@ def test_a_device_that_does_not_give_one_of_neighbours(path: Path, monkeypatch: 
     tier.close()
 
 
+def test_a_device_that_gives_nothing_and_then_fails_has_not_shown_corrupt_pages(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = tier_at(path)
+    store(tier, *KEYS[:2])
+    answers = [0]
+
+    def fail(*_: object) -> int:
+        if answers and PAGE_BYTES == 2 * ALIGNMENT:  # of several at once
+            return answers.pop()
+        raise OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "preadv", fail)
+        assert load(tier, *KEYS[:2]) == [Loaded.UNREACHABLE] * 2
+    assert load(tier, *KEYS[:2]) == [Loaded.OK] * 2
+    tier.close()
+
+
 @pytest.mark.parametrize("bad", range(4))
 def test_a_device_that_does_not_take_one_of_neighbours(path: Path, monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
     tier = tier_at(path)

@@ -103,6 +103,34 @@ def test_pages_of_any_kind(make: MakeTier, kind: Callable[[bytes], Any]) -> None
     assert bytes(memoryview(page).cast("B") if kind is not as_matrix else page) == data
 
 
+@pytest.mark.parametrize("odd", ["b", None, 5, bytearray(b"b")])
+def test_a_key_of_another_type_is_refused_and_changes_nothing(make: MakeTier, odd: Any) -> None:
+    tier = make(4096)
+    if isinstance(tier, ValkeyTier):
+        return  # it has no books of its own
+    key = key_of(0)
+    store(tier, key)
+    before = tier.stats()
+    for call in (
+        lambda: tier.discard([key, odd]),
+        lambda: tier.load([key, odd], [bytearray(4096)] * 2),
+        lambda: tier.store([key_of(1), odd], [bytes(4096)] * 2),
+    ):
+        with pytest.raises(TypeError, match=f"a key is bytes, not {type(odd).__name__}"):
+            call()
+        assert (tier.audit(), tier.stats(), tier.lookup([key, key_of(1)])) == ([], before, [True, False])
+
+
+def test_neighbours_into_one_buffer(make: MakeTier) -> None:
+    """The last one's bytes are there, and nothing is taken for corrupt."""
+    tier = make(4096)
+    keys = [key_of(number) for number in range(3)]
+    tier.store(keys, [page_of(key, 4096, full=True) for key in keys])
+    page = bytearray(4096)
+    assert tier.load(keys, [page] * 3) == [Loaded.OK] * 3
+    assert tier.lookup(keys) == [True] * 3
+
+
 def test_what_was_stored_comes_back(make: MakeTier) -> None:
     tier = make(PAGE_BYTES)
     a, b, c = map(key_of, range(3))

@@ -63,13 +63,14 @@ class SlotTier(ABC):
 
     def load(self, keys: Sequence[bytes], pages: Sequence[memoryview]) -> list[Loaded]:
         """A page of another length than its buffer stays, and is MISSING. Raises PageError."""
+        check_keys(keys)
         views = pages_to_fill(keys, pages)
         self._begin_call()
         try:
             reads = self._shelf.begin_reads(keys, [len(view) for view in views])
             found = [Loaded.UNREACHABLE] * len(reads.slots)
             try:
-                found = self._read(reads.slots, [views[at] for at in reads.places])
+                found = list(self._read(reads.slots, [views[at] for at in reads.places]))
             finally:
                 results, wipes = self._shelf.end_reads(reads, found)
                 self._wipe_and_release(wipes)
@@ -79,6 +80,7 @@ class SlotTier(ABC):
 
     def store(self, keys: Sequence[bytes], pages: Sequence[Buffer]) -> list[Stored]:
         """Raises PageError and KeyLengthError."""
+        check_keys(keys)
         views = pages_to_store(keys, pages, self.page_bytes, self.max_key_bytes)
         self._begin_call()
         try:
@@ -86,7 +88,7 @@ class SlotTier(ABC):
             written = [False] * len(writes.slots)
             try:
                 pages_of_new = [views[at] for at in writes.places]
-                written = self._write(writes.slots, writes.keys, pages_of_new, writes.last_uses)
+                written = list(map(bool, self._write(writes.slots, writes.keys, pages_of_new, writes.last_uses)))
             finally:
                 results, wipes = self._shelf.end_writes(writes, written)
                 self._wipe_and_release(wipes)
@@ -95,6 +97,7 @@ class SlotTier(ABC):
             self._end_call()
 
     def discard(self, keys: Sequence[bytes]) -> int:
+        check_keys(keys)
         self._begin_call()
         try:
             wipes = self._shelf.discard(keys)
@@ -170,3 +173,10 @@ class SlotTier(ABC):
             self._num_calls -= 1
             if self._closed:
                 self._calls.notify_all()
+
+
+def check_keys(keys: Sequence[bytes]) -> None:
+    """Raises TypeError before anything has changed."""
+    for key in keys:
+        if not isinstance(key, bytes):
+            raise TypeError(f"a key is bytes, not {type(key).__name__}: {key!r}")
